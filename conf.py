@@ -1,0 +1,78 @@
+"""Sphinx configuration of The DDP Handbook. Top to bottom, no logic; what needs logic is in handbook/_ext."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT / "handbook" / "_ext"))
+
+project = "The DDP Handbook"
+author = "The DDP Handbook authors"
+copyright = author
+language = "en"
+
+# -- the book -----------------------------------------------------------------------------------------
+
+extensions = [
+    "myst_parser",
+    "sphinx_design",
+    "sphinx_copybutton",
+    "sphinxext.opengraph",
+    "sphinxcontrib.bibtex",
+    "labs",
+    "sphinx_gallery.gen_gallery",
+    "lab_embed",
+    "edition_page",
+    "lanes",
+    "figures",
+    "measured",
+    "claims",
+    "cards",
+    "flashcards",
+    "math_svg",
+    "book_pdf",
+]
+exclude_patterns = ["_ext", "**/GALLERY_HEADER.rst", "labs/*/*.ipynb", "labs/*/*.py"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline", "attrs_block", "fieldlist", "tasklist"]
+myst_heading_anchors = 3
+bibtex_bibfiles = ["references.bib"]
+bibtex_default_style = "unsrt"
+numfig = True
+nitpicky = True
+suppress_warnings = ["config.cache"]  # sphinx-gallery's configuration holds functions, which cannot be pickled
+
+# -- what runs ----------------------------------------------------------------------------------------
+
+labs_default_edition = "cpu-gloo"
+sphinx_gallery_conf = {
+    "examples_dirs": ["../gallery/internals"],
+    "gallery_dirs": ["labs/internals"],
+    "filename_pattern": r"/plot_",
+    "within_subsection_order": "FileNameSortKey",
+    "image_scrapers": ("labs.svg_scraper",),
+    "reset_modules": ("matplotlib", "labs.around_script"),
+    "reset_modules_order": "both",
+    "capture_repr": (),
+    "show_signature": False,
+    "download_all_examples": False,
+    "write_computation_times": False,
+    "remove_config_comments": True,
+}
+
+# -- web ----------------------------------------------------------------------------------------------
+
+html_theme = "furo"
+html_title = project
+html_static_path = ["_static"]
+html_css_files = ["book.css", "cards.css", "claims.css"]
+html_show_sphinx = False
+html_show_copyright = False
+html_copy_source = False
+html_permalinks_icon = "#"
+html_math_renderer = "ziamath"
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
+copybutton_exclude = ".linenos, .gp, .go"
+ogp_site_url = "/"
+ogp_social_cards = {"enable": False}

@@ -1,0 +1,13 @@
+"""What every rank needs, imported once in the fork server and inherited by every rank.
+
+The first DDP constructor imports ``torch._dynamo``; without it here, each launch would pay for it.
+"""
+
+import torch
+import torch._dynamo
+import torch.distributed
+import torch.nn.parallel
+
+from .launcher import die_with_parent
+
+die_with_parent()  # the fork server must not outlive the script, whatever kills that

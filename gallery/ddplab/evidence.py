@@ -1,0 +1,183 @@
+"""What a script leaves as evidence while an edition is recorded: its values, its launches, its key.
+
+Only the standard library is used here: the book reads evidence without importing torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import hashlib
+import json
+import math
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+_WHERE = "DDPLAB_EVIDENCE"  # path of the evidence file of the script that runs now; unset: nothing is kept
+
+
+def record(unit: str = "", **values: float | int | str) -> None:
+    """Keep measured values, so that prose can say ``{measured}`lab-id.name``` and never disagree with the run.
+
+    Args:
+        unit: unit of all values of this call, as prose writes it: ``"ms"``, ``"MiB"``, ``"ranks"``; may be empty.
+        values: one number or string each; numpy and torch scalars are converted.
+
+    Raises:
+        ValueError: a value is not finite, not a number or string, or its name was recorded before.
+        RuntimeError: called inside a rank; return the value from the worker and record it in the script.
+    """
+    if "LOCAL_RANK" in os.environ:
+        raise RuntimeError("record() was called inside a rank; return the value from the worker and record it there")
+    plain = {name: _plain(name, value) for name, value in values.items()}
+    with _open() as kept:
+        for name, value in plain.items():
+            if name in kept["values"]:
+                raise ValueError(f"record: {name!r} was recorded before in this script")
+            kept["values"][name] = {"value": value, "unit": unit}
+
+
+def note_launch(nproc: int, facts: dict[str, Any]) -> None:
+    """Keep how many ranks ran on what: the stamp below the output says so."""
+    with _open() as kept:
+        kept["launches"].append({"ranks": nproc, **facts})
+
+
+def begin(script: Path, path: Path) -> None:
+    """Start the evidence file ``path`` of ``script``, and make it the current one."""
+    os.environ[_WHERE] = str(path)
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    fresh = {"key": key(script), "date": started, "machine": machine(), "launches": [], "values": {}}
+    _write(path, fresh)
+
+
+def end() -> None:
+    """No script runs any more."""
+    os.environ.pop(_WHERE, None)
+
+
+def machine() -> dict[str, Any]:
+    """The machine, as far as it can be told without torch; launches add torch, GPU and backend."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0] if names else cpu
+    return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+
+
+# -- keys -------------------------------------------------------------------------------------------
+
+
+def key(script: Path) -> str:
+    """Hash of a script, of every project module that it imports, directly or not, and of the recipes that it names.
+
+    ``from ddplab import launch`` counts as the module that defines ``launch``, not as the whole package.
+    """
+    digest = hashlib.sha256()
+    for path in sorted({script, *_imported(script)}, key=lambda path: (path != script, path.name)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _imported(path: Path, seen: set[Path] | None = None) -> set[Path]:
+    """Every module of the kit that the file at ``path`` imports, directly or not."""
+    seen = set() if seen is None else seen
+    for found in _direct_imports(path):
+        if found not in seen:
+            seen.add(found)
+            _imported(found, seen)
+    return seen
+
+
+_KIT = Path(__file__).parent
+
+
+def _direct_imports(path: Path) -> set[Path]:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    except SyntaxError as error:
+        raise ValueError(f"{path}:{error.lineno}: {error.msg}") from error
+    in_kit = path.parent == _KIT
+    found: set[Path] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                package, _, module = alias.name.partition(".")
+                if package == "ddplab":
+                    found |= {_module(module)} if module else set(_exports().values())
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
+            recipe = _KIT.parent / "recipes" / node.value
+            found |= {recipe} if recipe.is_file() else set()
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if (node.level and in_kit and not module) or module == "ddplab":
+                found |= {_name(alias.name) for alias in node.names}
+            elif node.level and in_kit:
+                found.add(_module(module))
+            elif module.startswith("ddplab."):
+                found.add(_module(module.removeprefix("ddplab.")))
+    if in_kit and path.stem == "launcher":
+        found.add(_module("_preload"))  # imported by name in the fork server
+    return found - {path}
+
+
+def _module(name: str) -> Path:
+    return _KIT / f"{name.split('.')[0]}.py"
+
+
+def _name(name: str) -> Path:
+    """The module that ``from ddplab import name`` needs."""
+    path = _module(name)
+    exports = _exports()
+    if name in exports:
+        return exports[name]
+    if path.exists():
+        return path
+    raise ValueError(f"ddplab has no {name!r}; it exports {', '.join(sorted(exports))}")
+
+
+def _exports() -> dict[str, Path]:
+    tree = ast.parse((_KIT / "__init__.py").read_text(encoding="utf-8"))
+    return {
+        alias.asname or alias.name: _module(node.module or "")
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+# -- the file ---------------------------------------------------------------------------------------
+
+
+class _open:
+    """The current evidence file as a dictionary, written back whole on a clean exit."""
+
+    def __enter__(self) -> dict[str, Any]:
+        where = os.environ.get(_WHERE)
+        self.path = Path(where) if where else None
+        self.kept = json.loads(self.path.read_text()) if self.path else {"values": {}, "launches": []}
+        return self.kept
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None and self.path:
+            _write(self.path, self.kept)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _plain(name: str, value: Any) -> float | int | str:
+    item = getattr(value, "item", None)
+    if callable(item):
+        value = item()
+    if not isinstance(value, int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"record: {name} must be a finite number or a string; got {value!r}")
+    return value

@@ -1,0 +1,405 @@
+"""Run a worker on several ranks of this machine, from a script, a test, a notebook or a page.
+
+Gallery scripts are executed cell by cell in a fake ``__main__``, so ``torch.multiprocessing.spawn`` cannot
+pickle their workers, and a plain fork hangs once the parent has run a threaded operator.
+Here a fork server imports torch once; each rank is forked from it and receives its worker by value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import faulthandler
+import multiprocessing
+import multiprocessing.connection
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from . import evidence
+
+if TYPE_CHECKING:
+    import torch
+
+# A rank whose peer died reports its broken connection, often before the parent sees the death itself.
+_CONSEQUENCE = re.compile(r"Connection (closed|reset|refused)|Broken pipe|Socket closed")
+# gloo prints this to stdout, once per rank and process group.
+_CHATTER = re.compile(r"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks.*\n?", re.MULTILINE)
+_GRACE_S = 0.3  # after the first failure: time for the rank that caused it to be heard
+
+
+class LaunchError(RuntimeError):
+    """A rank failed, died or outlived the time bound.
+
+    ``rank`` is the rank that failed first, ``outputs`` what each rank had printed until then.
+    """
+
+    def __init__(self, message: str, rank: int, outputs: list[str]) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.outputs = outputs
+
+
+@dataclass
+class _Job:
+    """All that a rank is told; it travels to the rank through the fork server."""
+
+    rank: int
+    nproc: int
+    payload: bytes
+    environment: dict[str, str]
+    init: bool
+    timeout_s: float
+    output: str
+    stacks: str
+
+
+@dataclass
+class _Failure:
+    rank: int
+    at_s: float
+    text: str
+
+    def blame(self) -> tuple[bool, float]:
+        """Sort key: causes before consequences, then the earliest."""
+        return (bool(_CONSEQUENCE.search(self.text)), self.at_s)
+
+
+def launch(
+    worker: Callable[..., Any],
+    nproc: int | None = None,
+    *args: Any,
+    timeout_s: float = 120.0,
+    init: bool = True,
+    env: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> list[Any]:
+    """Run ``worker(*args)`` on ``nproc`` ranks and return what each rank returned, in rank order.
+
+    Each rank sees the variables that ``torchrun`` would set, and an initialized process group, so the
+    worker can start with ``dist.get_rank()``. With ``init=False`` it finds the variables only.
+    What a rank prints is shown as its lane. NCCL is used when every rank can have a GPU of its own
+    (or share one, where the installed NCCL allows that), gloo otherwise; :func:`device` is the rank's device.
+
+    Args:
+        worker: any callable; it is sent by value, so it may be defined in the script itself.
+        nproc: number of ranks; by default one per GPU where there are several, else 2.
+        timeout_s: seconds after which ranks that still run are killed; also the process group's timeout.
+        init: initialize the process group before the worker, barrier and destroy it afterwards.
+        env: more environment variables for the ranks.
+        quiet: do not print the lanes.
+
+    Raises:
+        ValueError: ``nproc`` is not a whole number of at least 1, or ``timeout_s`` is not positive.
+        LaunchError: a rank raised, died or hung; the message is that of the first rank to fail.
+    """
+    nproc = _default_nproc() if nproc is None else nproc
+    if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
+        raise ValueError(f"launch: nproc must be a whole number of ranks, at least 1; got {nproc!r}")
+    if timeout_s <= 0:
+        raise ValueError(f"launch: timeout_s must be a positive number of seconds; got {timeout_s!r}")
+
+    payload = _by_value(worker, args)
+    with tempfile.TemporaryDirectory(prefix="ddplab-") as folder, contextlib.ExitStack() as stack:
+        # The parent binds the port and hands the listening socket to rank 0: no other program can take it between.
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = listener.getsockname()[1]
+        if not init:
+            listener.close()  # the worker will bind it itself, as it would under torchrun
+        ranks = []
+        for rank in range(nproc):
+            job = _Job(
+                rank=rank,
+                nproc=nproc,
+                payload=payload,
+                environment={**os.environ, **_torchrun_variables(rank, nproc, port), **(env or {})},
+                init=init,
+                timeout_s=timeout_s,
+                output=f"{folder}/{rank}.out",
+                stacks=f"{folder}/{rank}.stacks",
+            )
+            ranks.append(_Rank(job, listener if init and rank == 0 else None))
+            stack.callback(ranks[-1].kill)
+        listener.close()
+        failures = _wait(ranks, time.monotonic() + timeout_s)
+        hung = [r for r in ranks if r.running()] if failures is None else []
+        for rank_ in hung:
+            rank_.dump_stacks()
+        for rank_ in ranks:
+            rank_.kill()
+        outputs = [_CHATTER.sub("", Path(r.job.output).read_text(errors="replace")) for r in ranks]
+        stacks = {r.job.rank: _worker_frames(Path(r.job.stacks).read_text(errors="replace")) for r in hung}
+
+    if not quiet:
+        print(lanes(outputs), end="", flush=True)
+    if failures is None:
+        where = "".join(f"\n--- rank {rank} hangs here ---\n{text}" for rank, text in stacks.items())
+        names = ", ".join(str(rank) for rank in stacks)
+        raise LaunchError(f"rank {names} of {nproc} still ran after {timeout_s:g} s{where}", min(stacks), outputs)
+    if failures:
+        first = min(failures, key=_Failure.blame)
+        raise LaunchError(f"rank {first.rank} of {nproc} failed first:\n{first.text}", first.rank, outputs)
+    evidence.note_launch(nproc, ranks[0].facts)
+    return [r.result for r in ranks]
+
+
+def device() -> torch.device:
+    """Return the device of the calling rank, as its launcher chose it: ``cuda:i`` or ``cpu``."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def lanes(outputs: list[str]) -> str:
+    """Return what the ranks printed, rank after rank, each line behind its rank: ``rank 0 │ …``."""
+    return "".join(f"rank {rank} │ {line}\n" for rank, text in enumerate(outputs) for line in text.splitlines())
+
+
+# -- the parent's side ------------------------------------------------------------------------------
+
+
+class _Rank:
+    """One rank as its parent sees it."""
+
+    def __init__(self, job: _Job, listener: socket.socket | None) -> None:
+        self.job = job
+        self.result: Any = None
+        self.facts: dict[str, Any] = {}
+        self.reported = False
+        Path(job.output).touch()
+        Path(job.stacks).touch()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["ddplab._preload"])
+        self.inbox, outbox = context.Pipe(duplex=False)
+        self.process = context.Process(target=_rank_main, args=(job, outbox, listener), daemon=True)
+        with _no_main():
+            self.process.start()
+        outbox.close()
+
+    def running(self) -> bool:
+        return self.process.exitcode is None
+
+    def receive(self) -> _Failure | None:
+        """Take the rank's report; return its failure, if it is one."""
+        try:
+            ok, self.facts, value = cloudpickle.loads(self.inbox.recv_bytes())
+        except (EOFError, ConnectionError):
+            return None  # it died without a word: its exit code will tell
+        self.reported = True
+        if ok:
+            self.result = value
+            return None
+        return _Failure(self.job.rank, *value)
+
+    def death(self) -> _Failure:
+        code = self.process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        tail = "\n".join(Path(self.job.output).read_text(errors="replace").splitlines()[-5:])
+        text = f"rank {self.job.rank} {how} before its worker returned" + (f"; it last said:\n{tail}" if tail else "")
+        return _Failure(self.job.rank, time.monotonic(), text)
+
+    def dump_stacks(self) -> None:
+        """Have the rank write where it is; faulthandler needs no cooperation from Python code."""
+        if self.process.pid is not None and self.running():
+            os.kill(self.process.pid, signal.SIGCONT)
+            os.kill(self.process.pid, signal.SIGUSR1)
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """Kill the rank and what it started, and reap it."""
+        pid = self.process.pid
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # not a group leader yet, or all of it is gone
+                os.killpg(pid, signal.SIGKILL)
+        if self.running():
+            self.process.kill()
+        self.process.join()
+        self.inbox.close()
+
+
+def _wait(ranks: list[_Rank], deadline: float) -> list[_Failure] | None:
+    """Wait until all ranks are done or one failed; return the failures, or None at the deadline."""
+    failures: list[_Failure] = []
+    waiting: dict[Any, _Rank] = {end: r for r in ranks for end in (r.inbox, r.process.sentinel)}
+    while waiting:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            return failures or None
+        ready = multiprocessing.connection.wait(list(waiting), remaining)
+        # Reports before deaths: a rank that reported and then left has not died on us.
+        for end in sorted(ready, key=lambda end: end is waiting[end].process.sentinel):
+            rank = waiting.pop(end)
+            if end is rank.inbox:
+                failure = rank.receive()
+            else:
+                rank.process.join()
+                unheard = rank.inbox in waiting and rank.inbox.poll()
+                failure = None if rank.reported or unheard else rank.death()
+            if failure is not None:
+                if not failures:
+                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+                failures.append(failure)
+    return failures
+
+
+def _default_nproc() -> int:
+    """One rank per GPU where there are several, else 2. Counted without importing torch or touching CUDA."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(visible.split(",")) if visible else len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return max(count, 2)
+
+
+def _torchrun_variables(rank: int, nproc: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(nproc),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _by_value(worker: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Pickle a worker with all that it needs from its own module, so that no rank has to import that module."""
+    module = sys.modules.get(getattr(worker, "__module__", "") or "")
+    by_reference = module is None or module.__name__ == "__main__" or module.__name__.split(".")[0] == "ddplab"
+    if by_reference:  # cloudpickle already sends the functions of __main__ by value
+        return cloudpickle.dumps((worker, args))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps((worker, args))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+@contextlib.contextmanager
+def _no_main() -> Iterator[None]:
+    """Hide ``__main__``: multiprocessing would import the script again in every rank, and so launch again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+# -- the rank's side --------------------------------------------------------------------------------
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere nothing is asked)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _rank_main(job: _Job, outbox: multiprocessing.connection.Connection, listener: socket.socket | None) -> None:
+    die_with_parent()  # the parent is the fork server, which dies with the script
+    os.setsid()  # so that the rank can be killed with all that it starts
+    output = os.open(job.output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.register(signal.SIGUSR1, file=open(job.stacks, "w"), all_threads=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(job.environment)
+
+    import torch
+    import torch.distributed as dist
+
+    if job.nproc > 1:
+        torch.set_num_threads(1)  # as torchrun does with OMP_NUM_THREADS
+    dist.set_debug_level_from_env()  # the fork server read it too early
+    facts = _facts(job.nproc)
+    try:
+        if job.init:
+            _init_process_group(job, listener, facts["backend"])
+        worker, args = cloudpickle.loads(job.payload)
+        report = (True, facts, worker(*args))
+        if dist.is_initialized():
+            dist.barrier()  # without it gloo aborts in some exits: a peer leaves while its sockets are in use
+            dist.destroy_process_group()
+    except BaseException as error:
+        report = (False, facts, (time.monotonic(), _own_traceback(error)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        message = cloudpickle.dumps(report)
+    except Exception as error:
+        text = f"rank {job.rank} returned a value that cannot be sent to the parent: {error!r}"
+        message = cloudpickle.dumps((False, facts, (time.monotonic(), text)))
+    outbox.send_bytes(message)
+    outbox.close()
+    os._exit(0 if report[0] else 1)  # no destructors: a failed process group would wait for its peers in them
+
+
+def _init_process_group(job: _Job, listener: socket.socket | None, backend: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if backend == "nccl":
+        torch.cuda.set_device(device())
+    timeout = datetime.timedelta(seconds=job.timeout_s)
+    store = dist.TCPStore(
+        "127.0.0.1",
+        int(os.environ["MASTER_PORT"]),
+        job.nproc,
+        is_master=job.rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener is not None else None,
+    )
+    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.nproc, timeout=timeout)
+
+
+def _facts(nproc: int) -> dict[str, Any]:
+    """What this rank runs on; the parent keeps it as evidence, and never has to import torch itself."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    nccl = torch.cuda.nccl.version() if gpus else None
+    # From NCCL 2.30 two ranks may share a GPU, behind a switch; earlier releases refuse.
+    shared = gpus == 1 and nproc == 2 and nccl is not None and nccl >= (2, 30)
+    if shared:
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    return {
+        "backend": "nccl" if gpus >= nproc or shared else "gloo",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if gpus else None,
+        "nccl": ".".join(map(str, nccl)) if nccl else None,
+        "gpu": torch.cuda.get_device_name(0) if gpus else None,
+        "gpus": gpus,
+    }
+
+
+def _worker_frames(stack: str) -> str:
+    """What faulthandler wrote, without the frames that led to the worker."""
+    lines = stack.strip().splitlines()
+    end = next((i for i, line in enumerate(lines) if f'"{__file__}"' in line and "_rank_main" in line), len(lines))
+    return "\n".join(lines[:end])
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The traceback without the frames of this file, which say nothing about the worker."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()

@@ -1,0 +1,60 @@
+"""Every private torch name that the handbook uses, each behind one public function.
+
+A new torch that renames one of them breaks this file and no other. Each docstring says why nothing
+public would do, and in which versions of torch the name was seen.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+# -- DDP and its reducer ----------------------------------------------------------------------------
+
+
+def ddp_facts(ddp: DistributedDataParallel) -> dict[str, Any]:
+    """Return what DDP logs about itself: caps in bytes, bucket sizes in bytes, times in ns, flags as 0 or 1.
+
+    Lists come as strings, ``"4096, 8192"``. Run-time entries are those of the previous iteration; some appear
+    only after the first backward, ``rebuilt_bucket_sizes`` two forwards after it.
+
+    Private because: no public call tells the cap in bytes, the sizes at construction or the rebuilt sizes.
+    Seen: ``DistributedDataParallel._get_ddp_logging_data`` in torch 2.13.
+    """
+    return dict(ddp._get_ddp_logging_data())  # type: ignore[no-untyped-call]
+
+
+def torch_assign(tensors: Sequence[torch.Tensor], caps_bytes: Sequence[int]) -> list[list[int]]:
+    """Return torch's own bucket assignment, each bucket a list of positions in ``tensors``.
+
+    ``caps_bytes`` holds the cap of the first bucket, then that of the second, and so on; the last repeats.
+
+    Private because: the reducer offers no public way to assign without building one.
+    Seen: ``torch.distributed._compute_bucket_assignment_by_size`` in torch 2.13, where it returns
+    the buckets and the cap of each.
+    """
+    assignment = dist._compute_bucket_assignment_by_size(list(tensors), list(caps_bytes))  # type: ignore[attr-defined]
+    buckets, _caps = assignment
+    return [list(bucket) for bucket in buckets]
+
+
+# -- what was issued (labs about when DDP communicates) ---------------------------------------------
+
+
+def collectives_issued() -> list[tuple[str, int]]:
+    """Return (operation, elements of its first input) of every collective this rank issued, oldest first.
+
+    Private because: the reducer issues its collectives in C++, where only the flight recorder sees them;
+    torch.profiler sees them too, but on gloo an all-reduce that nobody waited for corrupted the heap under it.
+    Seen: ``torch._C._distributed_c10d._dump_fr_trace`` (gloo) and ``_dump_nccl_trace`` in torch 2.13.
+    """
+    c10d: Any = torch._C._distributed_c10d
+    dump = c10d._dump_nccl_trace if dist.get_backend() == "nccl" else c10d._dump_fr_trace
+    entries = pickle.loads(dump())["entries"]
+    return [(entry["profiling_name"].split(":")[1], math.prod(entry["input_sizes"][0])) for entry in entries]

@@ -1,0 +1,116 @@
+"""
+Four collectives, before and after
+==================================
+
+DDP needs two collectives, broadcast and all-reduce.
+An all-reduce is itself made of two more, reduce-scatter and all-gather, which is also how sharded training (FSDP, ZeRO) cuts it in two.
+This lab runs the four on four ranks and draws what each rank holds before and after.
+
+Serves :ref:`the section on collectives <internals-collectives>`.
+"""
+
+# %%
+# Every rank starts with four chunks of one number each.
+# Chunk *c* of rank *r* is *c* · 10\ :sup:`r`, counted from chunk 1: rank 2 holds 100, 200, 300, 400.
+# A sum then tells what is in it: in 2222, each digit is a 2, so it is the second chunk of all four ranks.
+
+import torch
+import torch.distributed as dist
+
+from ddplab import device, launch
+from ddplab.chunks import draw_chunks
+from ddplab.plotting import INK, MUTED, subplots
+
+RANKS = 4
+
+
+def collectives():
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    here = device() if dist.get_backend() == "nccl" else "cpu"  # gloo scatters and gathers CPU tensors only
+    mine = torch.arange(1.0, ranks + 1, device=here) * 10**rank
+
+    broadcast = mine.clone()
+    dist.broadcast(broadcast, src=0)  # in place: everyone gets rank 0's
+
+    summed = mine.clone()
+    dist.all_reduce(summed)  # in place: everyone gets the sum over ranks
+
+    piece = torch.empty(1, device=here)
+    dist.reduce_scatter(piece, list(mine.chunk(ranks)))  # rank r gets the sum of chunk r only
+
+    gathered = [torch.empty(1, device=here) for _ in range(ranks)]
+    dist.all_gather(gathered, piece)  # everyone gets everyone's piece
+
+    return {
+        "mine": mine.tolist(),
+        "broadcast": broadcast.tolist(),
+        "all-reduce": summed.tolist(),
+        "reduce-scatter": piece.tolist(),
+        "all-gather": torch.cat(gathered).tolist(),
+    }
+
+
+held = launch(collectives, RANKS)
+
+# %%
+# What the ranks hold, in numbers.
+
+for name in held[0]:
+    print({"mine": "before"}.get(name, f"after {name}"))
+    for rank, tensors in enumerate(held):
+        print(f"  rank {rank}", *(f"{value:6.0f}" for value in tensors[name]))
+
+# %%
+# The same numbers as a drawing.
+# A cell is a chunk; its four stripes are for ranks 0 to 3, from left to right, and the digit in a stripe is the number of the chunk.
+# A framed cell is complete: it holds a contribution of every rank.
+
+
+def at(rank, piece):
+    """The piece of a rank in the place where it belongs, nothing elsewhere."""
+    return [piece[0] if chunk == rank else None for chunk in range(RANKS)]
+
+
+before = [tensors["mine"] for tensors in held]
+pieces = [at(rank, tensors["reduce-scatter"]) for rank, tensors in enumerate(held)]
+after = {name: [tensors[name] for tensors in held] for name in ("broadcast", "all-reduce", "all-gather")}
+panels = {
+    "broadcast": (before, after["broadcast"]),
+    "all-reduce": (before, after["all-reduce"]),
+    "reduce-scatter": (before, pieces),
+    "all-gather": (pieces, after["all-gather"]),
+}
+
+fig, axes = subplots(2, 4, height_in=4.1, sharey=True)
+for column, (name, states) in zip(axes.T, panels.items(), strict=True):
+    for ax, state in zip(column, states, strict=True):
+        draw_chunks(ax, state)
+    column[0].set_title(name, loc="center")
+    column[0].set_xlabel("↓", fontsize=14, color=INK, labelpad=-2)
+    column[1].set_xlabel("chunks 1 to 4", color=MUTED)
+axes[0, 0].set_ylabel("before")
+axes[1, 0].set_ylabel("after")
+
+# %%
+# All-gather started from what reduce-scatter left, and ended where all-reduce did.
+# An all-reduce *is* a reduce-scatter followed by an all-gather.
+
+for tensors in held:
+    assert tensors["broadcast"] == held[0]["mine"]
+    assert tensors["all-reduce"] == tensors["all-gather"] == [1111, 2222, 3333, 4444]
+print("all-reduce == all-gather(reduce-scatter) on every rank")
+
+# %%
+# What to notice
+# --------------
+#
+# * Broadcast copies one rank's state over the others': DDP's constructor does it with parameters and buffers, and later forwards with buffers.
+# * All-reduce gives every rank the same sum; DDP's backward does it, once per bucket, and divides by the number of ranks.
+# * After the reduce-scatter each rank holds one finished chunk; nothing is held twice.
+#   A sharded optimizer steps right there, on its own chunk, and gathers parameters later: same traffic, less memory.
+#
+# What this does not mean
+# -----------------------
+#
+# The drawing shows what a collective computes, not how the data travels.
+# One result can be reached by a ring, a tree or a switch; :doc:`the next lab <plot_03_ring_allreduce>` builds the ring.

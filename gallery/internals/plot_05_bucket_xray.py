@@ -1,0 +1,154 @@
+"""
+Buckets under the X-ray
+=======================
+
+Which gradients travel together, and can you tell before you run?
+This lab predicts DDP's buckets from the sizes of the parameters, and then reads them back.
+It serves :ref:`internals-buckets` and :ref:`internals-rebuild`.
+"""
+
+import torch
+import torch.distributed as dist
+from matplotlib.colors import to_rgba
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import device, launch, record
+from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
+from ddplab.plotting import ACCENT, INK, subplots
+from ddplab.torch_private import ddp_facts
+
+# %%
+# Three models
+# ------------
+# A few large tensors, many small ones, and blocks whose modules are not registered in the order of their use.
+# ``nn.TransformerEncoderLayer`` registers both of its norms last, but uses one of them in the middle.
+
+
+def mlp():
+    return nn.Sequential(*[nn.Linear(512, 512) for _ in range(12)]), (4, 512)
+
+
+def convnet():
+    blocks = [nn.Sequential(nn.Conv2d(96, 96, 3), nn.BatchNorm2d(96), nn.ReLU()) for _ in range(20)]
+    return nn.Sequential(*blocks), (2, 96, 42, 42)
+
+
+def transformer():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 4, 768, batch_first=True), 6), (2, 8, 256)
+
+
+# %%
+# Read the buckets
+# ----------------
+# A communication hook sees every bucket as it is launched, with the parameters in it.
+# This one notes them by their place in the order of registration, and sums as DDP would.
+# Hooks on the parameters note the order in which gradients become ready.
+
+
+def worker(build, bucket_cap_mb, steps=2):
+    torch.manual_seed(0)
+    model, shape = build()
+    ddp = DistributedDataParallel(model.to(device()), bucket_cap_mb=bucket_cap_mb)
+    place = {parameter: i for i, parameter in enumerate(ddp.parameters())}
+    ready, buckets = [], []
+
+    def note(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buckets[-1].append([place[parameter] for parameter in bucket.parameters()])
+        mine = bucket.buffer().div_(dist.get_world_size())
+        return dist.all_reduce(mine, async_op=True).get_future().then(lambda future: future.value()[0])
+
+    ddp.register_comm_hook(None, note)
+    for parameter in place:
+        parameter.register_post_accumulate_grad_hook(lambda parameter: ready[-1].append(place[parameter]))
+    for _ in range(steps):
+        ready.append([])
+        buckets.append([])
+        ddp(torch.randn(shape, device=device())).square().mean().backward()
+    sizes = [parameter.nbytes for parameter in place]
+    return sizes, ready, buckets
+
+
+# %%
+# Predict, then compare
+# ---------------------
+# At construction there is one bucket, in order of registration.
+# From the second iteration on, buckets are filled in the order of the first backward.
+# ``assign`` applies the rule: a bucket closes as soon as it holds its cap.
+
+
+def predict(sizes, order, bucket_cap_mb):
+    cap = DEFAULT_CAP_BYTES if bucket_cap_mb is None else int(bucket_cap_mb * MIB)
+    first_cap = DEFAULT_FIRST_CAP_BYTES if bucket_cap_mb is None else cap
+    buckets = assign([sizes[i] for i in order], cap, first_cap)
+    return [[order[position] for position in bucket] for bucket in buckets]
+
+
+print("model         tensors      MiB   bucket_cap_mb   buckets   MiB in each, in launch order")
+for build in (mlp, convnet, transformer):
+    for cap in (None, 1, 4):
+        for sizes, ready, (first, second) in launch(worker, 2, build, cap, quiet=True):
+            assert first == [list(range(len(sizes)))]
+            assert second == predict(sizes, ready[0], cap)
+        mib = [sum(sizes[i] for i in bucket) / MIB for bucket in second]
+        shown = " ".join(f"{size:.3g}" for size in mib[:6]) + (" …" if len(mib) > 6 else "")
+        print(f"{build.__name__:12}{len(sizes):9}{sum(mib):9.1f}{str(cap):>16}{len(mib):10}   {shown}")
+
+# %%
+# Look at one
+# -----------
+# The transformer again, with a cap of 4 MiB: each row is a bucket, filled from the left, and each box is a tensor.
+# The number in a box, and its shade, is the layer that the tensor belongs to.
+
+CAP = 4
+sizes, ready, (first, second) = launch(worker, 2, transformer, CAP, quiet=True)[0]
+layers = [int(name.split(".")[1]) for name, _ in transformer()[0].named_parameters()]
+
+fig, axes = subplots(2, 1, height_in=3.4, sharex=True, height_ratios=[1, len(second)])
+for ax, buckets, title in zip(axes, (first, second), ("Iteration 0", "After the rebuild"), strict=True):
+    for row, bucket in enumerate(buckets):
+        filled = 0.0
+        for i in bucket:
+            box, shade = sizes[i] / MIB, 0.08 + 0.1 * layers[i]
+            ax.barh(row, box, left=filled, height=0.7, color=to_rgba(ACCENT, shade), edgecolor=INK, lw=0.5)
+            if box > 0.2:
+                ax.text(filled + box / 2, row, layers[i], ha="center", va="center", fontsize=8.5)
+            filled += box
+    ax.set(ylabel="bucket", yticks=range(len(buckets)), ylim=(len(buckets) - 0.4, -0.6))
+    ax.set_title(title)
+axes[1].axvline(CAP, color=INK, ls="--", lw=1)
+axes[1].text(CAP + 0.7, len(second) - 1, f"cap: {CAP} MiB", va="center")
+axes[1].set(xlabel="bytes in the bucket (MiB)")
+record(unit="buckets", before=len(first), after=len(second))
+record(unit="MiB", model=sum(sizes) / MIB, largest=max(sum(sizes[i] for i in bucket) for bucket in second) / MIB)
+
+# %%
+# DDP writes the same numbers into its log: the sizes at construction, and those after the rebuild.
+
+
+def logged(bucket_cap_mb):
+    model, shape = transformer()
+    ddp = DistributedDataParallel(model.to(device()), bucket_cap_mb=bucket_cap_mb)
+    for _ in range(3):
+        ddp(torch.randn(shape, device=device())).square().mean().backward()
+    return {name: ddp_facts(ddp)[name] for name in ("bucket_cap_bytes", "bucket_sizes", "rebuilt_bucket_sizes")}
+
+
+for name, value in (log := launch(logged, 2, CAP, quiet=True)[0]).items():
+    print(f"{name:22}{value}")
+assert log["rebuilt_bucket_sizes"] == ", ".join(str(sum(sizes[i] for i in bucket)) for bucket in second)
+
+# %%
+# What to notice
+# --------------
+# * Before the rebuild there is :measured:`bucket-xray.before` and nothing to overlap; after it, :measured:`bucket-xray.after`.
+# * A bucket closes *after* the tensor that reaches the cap, so the largest holds :measured:`bucket-xray.largest:.2f`.
+# * With the default (``None``) the first bucket closes at 1 MiB, so that communication starts early.
+#   An explicit ``bucket_cap_mb`` gives that up: the first bucket has the same cap as all others.
+# * The convnet with a cap of 1 MiB ends in a bucket of a few hundred bytes: one bias, which pays for a whole all-reduce.
+# * The last layer fills the first bucket, because its gradients are ready first.
+#
+# What this does not mean
+# -----------------------
+# ``bucket_cap_mb`` is not an upper bound on a bucket: a tensor is never split, so an embedding of 200 MiB travels whole.
+# Nor is one bucket per layer a goal; which cap is fastest depends on the link.

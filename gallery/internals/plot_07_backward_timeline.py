@@ -1,0 +1,168 @@
+"""
+A backward pass, as a timeline
+==============================
+
+When does each gradient become ready, when does its bucket start to travel, and when has it arrived?
+This lab stamps all three on every rank, for the first iteration and for a warm one, and draws them.
+It serves :ref:`internals-backward`.
+"""
+
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from matplotlib.patches import Rectangle
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import device, launch, record
+from ddplab.plotting import INK, MUTED, RANK_COLORS, subplots
+
+LAYERS, WIDTH, BATCH, STEPS, RANKS = 8, 1024, 384, 6, 2  # 8 gradients of 4 MiB each
+
+# %%
+# Three stamps
+# ------------
+# A stamp is a clock reading on a CPU, and an event in the current stream on a GPU, where the host runs ahead.
+# *Ready* comes from a hook on each parameter, *launched* from a communication hook, *done* from its future.
+# The communication hook does what DDP does without one: it divides by the number of ranks and sums over them.
+
+
+def stamp():
+    if not torch.cuda.is_available():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def ms_between(start, end):
+    return start.elapsed_time(end) if isinstance(start, torch.cuda.Event) else 1e3 * (end - start)
+
+
+def all_reduce_with_stamps(stamps, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def arrived(future):
+        stamps["done"].append(stamp())
+        return future.value()[0]
+
+    stamps["launched"].append(stamp())
+    mine = bucket.buffer().div_(dist.get_world_size())
+    return dist.all_reduce(mine, async_op=True).get_future().then(arrived)
+
+
+# %%
+# The worker
+# ----------
+# A plain copy of the model runs beside the stamped one, in turn, so that the cost of looking is measured too.
+
+
+def build():
+    torch.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+    return DistributedDataParallel(nn.Sequential(*layers).to(device()), bucket_cap_mb=4)
+
+
+def one_backward(ddp, batch):
+    loss = ddp(batch).square().mean()
+    dist.barrier()  # so that the backward starts at the same moment everywhere
+    start = stamp()
+    loss.backward()
+    return start, stamp()
+
+
+def worker():
+    batch = torch.randn(BATCH, WIDTH, device=device())
+    plain, stamped, stamps = build(), build(), {}
+    stamped.register_comm_hook(stamps, all_reduce_with_stamps)
+    for parameter in stamped.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: stamps["ready"].append(stamp()))
+    timelines, plain_ms = [], []
+    for _ in range(STEPS):
+        stamps.update(ready=[], launched=[], done=[])
+        start, end = one_backward(stamped, batch)
+        plain_span = one_backward(plain, batch)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        plain_ms.append(ms_between(*plain_span))
+        timeline = {what: [ms_between(start, at) for at in stamps[what]] for what in stamps}
+        timelines.append({**timeline, "end": ms_between(start, end)})
+    return timelines, plain_ms
+
+
+ranks = launch(worker, RANKS)
+
+# %%
+# The first iteration and a warm one
+# ----------------------------------
+# The last gradient is ready when computing ends; what is left of the backward then is *exposed* communication.
+# The warm iteration is the one of median length on rank 0; iteration 1 is left out, because its buckets are new.
+
+stamped, plain_ms = ranks[0]
+middle = sorted(range(2, STEPS), key=lambda step: stamped[step]["end"])[(STEPS - 2) // 2]
+print("rank 0         buckets   first launch   last gradient   backward returns   exposed")
+for name, step in (("iteration_0", 0), ("warm", middle)):
+    seen = stamped[step]
+    first, last, end = seen["launched"][0], seen["ready"][-1], seen["end"]
+    print(f"{name:11}{len(seen['launched']):11}{first:12.1f} ms{last:13.1f} ms{end:16.1f} ms{end - last:7.1f} ms")
+    record(unit="ms", **{f"{name}_first_launch": first, f"{name}_backward": end, f"{name}_exposed": end - last})
+
+for timelines, _ in ranks:
+    assert len(timelines[0]["launched"]) == 1  # one bucket, and it starts behind the last gradient
+    assert timelines[0]["launched"][0] > timelines[0]["ready"][-1]
+    assert len(timelines[middle]["launched"]) == LAYERS  # one bucket per layer, the first starts early
+    assert timelines[middle]["launched"][0] < timelines[middle]["ready"][1]
+
+# %%
+# Each row is a gradient, in the order in which they became ready.
+# A dot marks the moment it was ready, the thin line its wait, and the bar its bucket on the way.
+
+fig, axes = subplots(2, RANKS, height_in=4.6, sharex=True, sharey=True)
+for row, (title, step) in enumerate([("iteration 0", 0), (f"iteration {middle}", middle)]):
+    for rank, (timelines, _) in enumerate(ranks):
+        ax, seen = axes[row, rank], timelines[step]
+        per_bucket = LAYERS // len(seen["launched"])
+        for gradient, ready in enumerate(seen["ready"]):
+            launched = seen["launched"][gradient // per_bucket]
+            ax.plot([ready, launched], [gradient, gradient], color=MUTED, lw=1)
+            ax.plot(ready, gradient, "o", ms=5, color=INK, zorder=3)
+        for bucket, (launched, done) in enumerate(zip(seen["launched"], seen["done"], strict=True)):
+            box = (done - launched, per_bucket - 0.3)
+            ax.add_patch(Rectangle((launched, bucket * per_bucket - 0.35), *box, color=RANK_COLORS[rank], alpha=0.75))
+        ax.axvline(seen["end"], color=INK, lw=1, ls="--")
+        ax.set_title(f"rank {rank}, {title}")
+for ax, text in zip(
+    axes[1], ["backward\nreturns ", "dot: gradient ready \nline: it waits \nbar: its bucket travels "], strict=True
+):
+    ax.text(ax.lines[-1].get_xdata()[0], 1, text, ha="right", va="center")
+for ax in axes[:, 0]:
+    ax.set(ylabel="gradient (0 = first ready)", ylim=(LAYERS - 0.4, -0.6), yticks=range(LAYERS))
+for ax in axes[-1]:
+    ax.set(xlabel="time since backward began (ms)")
+
+# %%
+# What the looking changes
+# ------------------------
+# With a communication hook the division by the number of ranks is a pass of its own over the bucket.
+# Without one, DDP divides while it copies a gradient into the bucket.
+# The stamps also run Python in the autograd thread, and in the thread that communicates.
+
+with_ms, without_ms = (statistics.median(times[2:]) for times in ([seen["end"] for seen in stamped], plain_ms))
+record(unit="ms", with_stamps=with_ms, without_stamps=without_ms)
+print(f"backward on rank 0, median of {STEPS - 2}: {with_ms:.1f} ms with stamps, {without_ms:.1f} ms without")
+
+# %%
+# What to notice
+# --------------
+# * In iteration 0 all gradients share one bucket, so nothing travels before the last gradient:
+#   the first launch comes after :measured:`backward-timeline.iteration_0_first_launch`, and
+#   :measured:`backward-timeline.iteration_0_exposed` are exposed.
+# * In the warm iteration the first bucket leaves after :measured:`backward-timeline.warm_first_launch`, while the
+#   other layers still compute, and :measured:`backward-timeline.warm_exposed` are exposed.
+# * A bucket is done on no rank before the slowest rank has launched it, so a bar also contains waiting for a peer.
+#
+# What this does not mean
+# -----------------------
+# Overlap does not make communication free.
+# On CPU ranks it needs the cores that compute, so a gradient can become ready later than it would alone.
+# The bars show when a bucket was launched and done, not when its bytes were on the wire.

@@ -1,0 +1,160 @@
+"""
+When gradients synchronize
+==========================
+
+Which line of a training step makes the ranks agree: the forward, the backward or ``optimizer.step()``?
+This lab stops after each of them, compares gradients and parameters between three ranks, and lists the collectives that were issued on the way.
+
+Serves :ref:`The sync point <internals-sync-point>` in :doc:`/internals`.
+"""
+
+# %%
+# **The state that is compared.**
+# Each rank trains on data of its own and takes four snapshots per step: after the forward, *while* backward runs, after it has returned, and after the step.
+# A hook on each parameter sees the local gradient before DDP reduces it: that is the snapshot from inside backward.
+# The snapshots are compared in the script, so that comparing issues no collective.
+
+import contextlib
+import itertools
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import device, launch, record
+from ddplab.plotting import ACCENT, FAINT, INK, MUTED, subplots
+from ddplab.torch_private import collectives_issued
+
+RANKS, STEPS = 3, 4
+
+
+def flat(tensors):
+    return torch.cat([t.detach().flatten().cpu() for t in tensors])
+
+
+# %%
+# The model has a single bucket, about 1 kB of gradients.
+# With ``synchronize=False`` the same loop runs under ``no_sync``, as a control: DDP then never reduces anything.
+
+
+def worker(synchronize):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to(device()))
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    own_data = torch.Generator().manual_seed(dist.get_rank())
+    local = {}
+    for i, p in enumerate(parameters):
+        p.register_hook(lambda grad, i=i: local.update({i: grad.clone()}))
+
+    snapshots, issued = [], []
+    for _ in range(STEPS):
+        x = torch.randn(32, 8, generator=own_data).to(device())
+        target = x.sum(dim=1, keepdim=True)
+        seen = [len(collectives_issued())]
+
+        with contextlib.nullcontext() if synchronize else model.no_sync():
+            loss = nn.functional.mse_loss(model(x), target)
+            snapshots.append((None, flat(parameters)))
+            seen.append(len(collectives_issued()))
+
+            loss.backward()
+            snapshots.append((flat(local[i] for i in range(len(parameters))), flat(parameters)))
+            snapshots.append((flat(p.grad for p in parameters), flat(parameters)))
+            seen.append(len(collectives_issued()))
+
+        optimizer.step()
+        snapshots.append((flat(p.grad for p in parameters), flat(parameters)))
+        seen.append(len(collectives_issued()))
+
+        optimizer.zero_grad()
+        names = [name for name, _ in collectives_issued()]
+        issued.append([names[a:b] for a, b in itertools.pairwise(seen)])
+    return snapshots, issued
+
+
+synced = launch(worker, RANKS, True)
+control = launch(worker, RANKS, False)
+
+# %%
+# **What was issued.**
+# Every collective of the process group, by the line that issued it.
+
+
+def times(names):
+    return ", ".join(f"{names.count(name)} {name}" for name in sorted(set(names))) or "–"
+
+
+issued = synced[0][1]
+assert all(rank_issued == issued for _, rank_issued in synced)
+print(f"{'step':4}  {'forward':12}  {'backward':12}  optimizer.step()")
+for step, (forward, backward, update) in enumerate(issued):
+    print(f"{step:4}  {times(forward):12}  {times(backward):12}  {times(update)}")
+    assert backward == ["all_reduce"]
+    assert update == []
+assert control[0][1] == [[[], [], []]] * STEPS
+
+# %%
+# **What the ranks hold.**
+# The gap is the largest difference between any two ranks, over all elements.
+
+POINTS = ["after forward", "in backward", "after backward", "after step"]
+
+
+def gaps(results, which):
+    """Gap at each of the points of each step; NaN where there is no gradient yet."""
+    found = []
+    for states in zip(*(snapshots for snapshots, _ in results), strict=True):
+        values = [state[which] for state in states]
+        missing = any(value is None for value in values)
+        found.append(
+            float("nan") if missing else (torch.stack(values).amax(0) - torch.stack(values).amin(0)).max().item()
+        )
+    return found
+
+
+gradient_gap, parameter_gap = gaps(synced, 0), gaps(synced, 1)
+control_gradient_gap, control_parameter_gap = gaps(control, 0), gaps(control, 1)
+print(f"step {STEPS - 1:9}  gradient gap  parameter gap  parameter gap without sync")
+for i, point in enumerate(POINTS, start=4 * (STEPS - 1)):
+    gradient = "no gradient" if gradient_gap[i] != gradient_gap[i] else f"{gradient_gap[i]:.4f}"
+    print(f"{point:14}  {gradient:>12}  {parameter_gap[i]:13.4f}  {control_parameter_gap[i]:26.4f}")
+assert not any(gap for i, gap in enumerate(gradient_gap) if i % 4 > 1)
+assert not any(parameter_gap)
+record(in_backward=gradient_gap[-3], after_backward=gradient_gap[-2], after_step=parameter_gap[-1])
+record(without_sync=control_parameter_gap[-1])
+
+# %%
+# The same over all steps; the grey bands are the backwards.
+
+fig, (top, bottom) = subplots(2, 1, height_in=4.2, sharex=True)
+x = [step + at for step in range(STEPS) for at in (0.3, 0.55, 0.8, 1.0)]
+for ax, ours, theirs in ((top, gradient_gap, control_gradient_gap), (bottom, parameter_gap, control_parameter_gap)):
+    for step in range(STEPS):
+        ax.axvspan(step + 0.3, step + 0.8, color=FAINT, lw=0)
+    ax.plot(x, theirs, "s--", color=MUTED, ms=4, lw=1.2)
+    ax.plot(x, ours, "o-", color=ACCENT, ms=5)
+    ax.set_xlim(0, STEPS + 0.75)
+    ax.set_xticks(range(STEPS + 1))
+    ax.set_ylabel("gap between ranks")
+    ax.text(STEPS + 0.06, theirs[-1], "without sync", color=INK, va="center")
+    ax.text(STEPS + 0.06, ours[-1], "DDP", color=ACCENT, va="center", weight="bold")
+top.text(0.55, top.get_ylim()[1] * 0.97, "backward", ha="center", va="top", color=INK, fontsize=8.5)
+top.set_title("Gradients differ while backward runs, and agree when it returns")
+bottom.set_title("Parameters never differ, because equal gradients update them")
+bottom.set_xlabel("training step")
+
+# %%
+# What to notice
+# --------------
+#
+# - The only all-reduce is in backward, and ``backward()`` does not return before the gradients are averaged: inside it they are up to :measured:`when-gradients-sync.in_backward:.2f` apart, after it :measured:`when-gradients-sync.after_backward`.
+# - ``optimizer.step()`` issues nothing. It keeps the replicas equal only because each rank applies the same update to the same state.
+# - The second forward broadcasts twice: rank 0 tells the others the rebuilt order of the buckets. It happens once.
+#
+# What this does not mean
+# -----------------------
+#
+# That replicas stay equal whatever you do after backward: DDP never compares parameters again.
+# Whatever makes ``step`` differ between ranks (a clipping threshold, a learning rate, optimizer state restored on one rank) drifts without an error.

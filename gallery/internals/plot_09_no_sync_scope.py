@@ -1,0 +1,152 @@
+"""
+What no_sync must enclose
+=========================
+
+Gradient accumulation skips the all-reduce on all micro-batches but the last, with ``model.no_sync()``.
+Much published code puts only ``backward()`` inside it.
+This lab tries every scope, and counts what is communicated.
+
+Serves :ref:`no_sync <internals-no-sync>` in :doc:`/internals`.
+"""
+
+# %%
+# **Four scopes for one forward and one backward.**
+# ``quiet(model, inside)`` is ``model.no_sync()`` or a context that does nothing.
+# The model has two buckets, so a synchronizing backward issues two all-reduces.
+
+import contextlib
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import device, launch, record
+from ddplab.plotting import ACCENT, INK, MUTED, subplots
+from ddplab.torch_private import collectives_issued
+
+
+def quiet(model, inside):
+    return model.no_sync() if inside else contextlib.nullcontext()
+
+
+def allreduces():
+    return sum(name == "all_reduce" for name, _ in collectives_issued())
+
+
+def batches(rank, count):
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(8, 64, generator=generator).to(device()) for _ in range(count)]
+
+
+def build():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 1)).to(device())
+    return net, DistributedDataParallel(copy.deepcopy(net), bucket_cap_mb=0.02)  # MiB
+
+
+def gradient(model):
+    return torch.cat([p.grad.flatten().cpu() for p in model.parameters()])
+
+
+# %%
+# Two ordinary steps come first, so that the buckets have been rebuilt before anything is counted.
+
+
+def one_step(around_forward, around_backward):
+    _, model = build()
+    *warm_up, x = batches(dist.get_rank(), 3)
+    for warm in warm_up:
+        model(warm).square().mean().backward()
+    model.zero_grad()
+
+    before = allreduces()
+    with quiet(model, around_forward):
+        loss = model(x).square().mean()
+    with quiet(model, around_backward):
+        loss.backward()
+    return gradient(model), allreduces() - before
+
+
+SCOPES = {
+    "nothing": (False, False),
+    "backward only": (False, True),
+    "forward only": (True, False),
+    "both": (True, True),
+}
+gaps, counts = [], []
+print(f"{'no_sync around':15} all-reduces  gap between ranks")
+for scope, (around_forward, around_backward) in SCOPES.items():
+    (first, issued), (second, _) = launch(one_step, 2, around_forward, around_backward, quiet=True)
+    gaps.append((first - second).abs().max().item())
+    counts.append(issued)
+    print(f"{scope:15} {issued:11}  {gaps[-1]:16.4f}")
+
+assert counts == [2, 2, 0, 0]
+assert [gap == 0 for gap in gaps] == [True, True, False, False]
+record(backward_only_gap=gaps[1], forward_only_gap=gaps[2])
+record("all-reduces", backward_only=counts[1], forward_only=counts[2])
+
+# %%
+# The forward decides: it arms the reducer, or does not, and backward follows what the forward left.
+
+fig, (left, right) = subplots(1, 2, height_in=2.3, sharey=True)
+for ax, values, form in ((left, counts, "{}"), (right, gaps, "{:.3f}")):
+    ax.barh(range(4), values, color=[MUTED, MUTED, ACCENT, ACCENT], height=0.6)
+    for row, value in enumerate(values):
+        ax.text(value, row, " " + form.format(value), va="center", color=INK)
+    ax.set_xlim(0, max(values) * 1.25)
+left.set_yticks(range(4), SCOPES)
+left.invert_yaxis()
+left.set_ylabel("no_sync around …")
+left.set_xlabel("all-reduces issued")
+right.set_xlabel("gradient gap between the two ranks")
+left.set_title("The forward decides …")
+right.set_title("… whether the ranks agree")
+
+# %%
+# **Accumulation, right and wrong.**
+# Four micro-batches, one optimizer step; each loss is divided by four.
+# The reference is the gradient of the mean loss over the micro-batches of both ranks, on one copy of the model.
+
+MICRO = 4
+
+
+def accumulate(variant):
+    net, model = build()
+    everything = torch.cat([x for rank in range(2) for x in batches(rank, MICRO)])
+    net(everything).square().mean().backward()
+    for _ in range(3):  # the first two rebuild the buckets
+        model.zero_grad()
+        before = allreduces()
+        for i, x in enumerate(batches(dist.get_rank(), MICRO)):
+            skip = i < MICRO - 1 or variant == "no_sync on every one"
+            with quiet(model, skip and variant not in ("no no_sync", "backward only")):
+                loss = model(x).square().mean() / MICRO
+                with quiet(model, skip and variant == "backward only"):
+                    loss.backward()
+    return gradient(model), allreduces() - before, (gradient(model) - gradient(net)).abs().max().item()
+
+
+VARIANTS = ["no no_sync", "backward only", "forward and backward", "no_sync on every one"]
+print(f"{'accumulation':22} all-reduces per step  gap between ranks  error")
+for variant in VARIANTS:
+    (first, issued, error), (second, _, _) = launch(accumulate, 2, variant, quiet=True)
+    gap = (first - second).abs().max().item()
+    print(f"{variant:22} {issued:20}  {gap:17.4f}  {error:.0e}")
+    assert issued == {"forward and backward": 2, "no_sync on every one": 0}.get(variant, 2 * MICRO)
+    assert (gap == 0 and error < 1e-6) == (variant != "no_sync on every one")
+
+# %%
+# What to notice
+# --------------
+#
+# - Around backward only, ``no_sync`` does nothing: :measured:`no-sync-scope.backward_only`, as without it. Around the forward only, it suppresses the synchronization, and the ranks are :measured:`no-sync-scope.forward_only_gap:.3f` apart.
+# - The wrong scope gives the *right* gradient: each micro-batch is averaged instead of their sum once. You pay four times the communication, and no number in the loss curve says so.
+# - If the last micro-batch is also inside ``no_sync``, nothing is reduced and the ranks drift without an error.
+#
+# What this does not mean
+# -----------------------
+#
+# That ``no_sync`` around the forward alone is a way to write it: enclose both, which is what the documentation asks for, and which holds whichever of the two looks at the flag in the version you run.

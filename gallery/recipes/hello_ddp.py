@@ -1,0 +1,32 @@
+"""The smallest complete DDP program: torchrun --standalone --nproc-per-node 2 hello_ddp.py"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    """Take one step on this rank's share of the data and say what became of the model."""
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")  # reads what torchrun has set
+    rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+    torch.manual_seed(rank)  # every rank starts from other weights: the constructor makes them equal
+    model = DistributedDataParallel(torch.nn.Linear(4, 1).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    inputs = torch.randn(8, 4, device=device)  # and sees other data
+    loss = model(inputs).square().mean()
+    loss.backward()  # here the gradients are averaged over the ranks
+    optimizer.step()
+
+    weights = sum(p.sum().item() for p in model.parameters())
+    print(f"rank {rank}: loss {loss.item():.4f}, sum of weights after the step {weights:+.6f}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""``{edition-manifest}``: what this edition was recorded on, and what each of its labs ran on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+from labs import EDITIONS, all_labs, editions, lab_evidence, read_json
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+
+class EditionManifest(SphinxDirective):
+    """Two tables: the machine of the edition that this build renders, and its labs."""
+
+    def run(self) -> list[nodes.Node]:
+        """Build them from the manifest and from the evidence that the pages show."""
+        name = self.config.labs_edition or self.config.labs_default_edition
+        result: list[nodes.Node] = []
+        if name in editions():
+            path = EDITIONS / name / "manifest.json"
+            self.env.note_dependency(str(path))
+            result.append(_table(_machine_rows(read_json(path))))
+        rows = []
+        for lab in all_labs().values():
+            self.env.note_dependency(str(lab.evidence_file))
+            shown = lab_evidence(lab)
+            source = "executed in this build" if shown["edition"] == "here" else f"edition {shown['edition']}"
+            ranks = ", ".join(str(n) for n in sorted({launch["ranks"] for launch in shown["launches"]})) or "none"
+            note = "; stale: the script changed since" if shown["stale"] else ""
+            rows.append([self._link(lab.docname, lab.id), source + note, ranks, shown["date"][:10]])
+        head = [nodes.Text(text) for text in ("Lab", "Shown from", "Ranks", "Run on")]
+        result.append(_table(rows, head))
+        return result
+
+    def _link(self, docname: str, text: str) -> nodes.Node:
+        found, _ = self.parse_inline(f"{{doc}}`{text} </{docname}>`")
+        return found[0]
+
+
+def _machine_rows(manifest: dict[str, Any]) -> list[list[Any]]:
+    machine = manifest["machine"]
+    ranks = ", ".join(str(n) for n in manifest["world_sizes"])
+    facts = {
+        "Edition": manifest["edition"],
+        "Processor": f"{machine['cpu']}, {machine['cores']} cores",
+        "GPU": f"{manifest['gpus']} × {manifest['gpu']}" if manifest.get("gpu") else "none",
+        "torch": manifest["torch"],
+        "CUDA, NCCL": f"{manifest['cuda']}, {manifest['nccl']}" if manifest.get("gpu") else "not used",
+        "Python": machine["python"],
+        "Backends": ", ".join(manifest["backends"]),
+        "World sizes": ranks,
+        "Commit": manifest["commit"],
+    }
+    return [[name, str(value)] for name, value in facts.items()]
+
+
+def _table(rows: list[list[Any]], head: list[Any] | None = None) -> nodes.table:
+    columns = len(rows[0])
+    group = nodes.tgroup(cols=columns)
+    group.extend(nodes.colspec(colwidth=1) for _ in range(columns))
+    if head:
+        group += nodes.thead("", _row(head))
+    group += nodes.tbody("", *[_row(row) for row in rows])
+    return nodes.table("", group, classes=["manifest"])
+
+
+def _row(cells: list[Any]) -> nodes.row:
+    texts = [cell if isinstance(cell, nodes.Node) else nodes.Text(cell) for cell in cells]
+    return nodes.row("", *[nodes.entry("", nodes.paragraph("", "", text)) for text in texts])
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directive."""
+    app.add_directive("edition-manifest", EditionManifest)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

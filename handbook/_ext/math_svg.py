@@ -1,0 +1,179 @@
+"""Mathematics as SVG, rendered while the book is built: no script and no font to load.
+
+On the web, in slides and in print the SVG is part of the page, drawn in the colour of the text.
+In the EPUB it is an image file, because a page with SVG in it must be declared as such and Sphinx does not.
+Either way the TeX source is the accessible text.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import html
+import posixpath
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ziamath
+from docutils import nodes
+from sphinx.locale import _
+from sphinx.util import logging
+from sphinx.util.math import get_node_equation_number
+from ziamath.tex import tex2mml
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+    from sphinx.writers.html5 import HTML5Translator
+
+logger = logging.getLogger(__name__)
+
+ziamath.config.svg2 = False  # outlines in place: shared glyphs need ids, which would clash between formulas
+ziamath.config.precision = 2
+
+EM_PX = 24.0  # the size at which ziamath draws; its smallest glyph is relative to this default too
+MARGIN_PX = 0.5  # room for glyphs that lean out of their box
+WIDE_EM = 17.0  # wider equations scroll on a phone, so the keyboard must reach them
+
+_LARGE = set("∑∏∐∫∬∭∮⋀⋁⋂⋃⨁⨂⨀⨄⨆⊎")
+_LIMITS = set("∑∏∐⋀⋁⋂⋃⨁⨂⨀⨄⨆⊎") | {"max", "min", "lim", "sup", "inf", "arg max", "arg min", "argmax", "argmin"}
+_ABOVE_BELOW = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
+_TEXT_ESCAPE = re.compile(r"\\([_%#&${}])")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One rendered formula: the inside of its SVG, and its measures in em."""
+
+    paths: str
+    view_box: str
+    width_em: float
+    height_em: float
+    depth_em: float  # how far it reaches below the baseline
+
+    def svg(self, tex: str, *, inline: bool, standalone: bool = False) -> str:
+        """The SVG element; ``standalone`` gives a file of its own, whose text colour is black."""
+        name = html.escape(tex, quote=True)
+        space = 'xmlns="http://www.w3.org/2000/svg" ' if standalone else ""
+        fill = "black" if standalone else "currentColor"
+        align = f"vertical-align:{-self.depth_em:.3f}em;" if inline else ""
+        style = f"width:{self.width_em:.3f}em;height:{self.height_em:.3f}em;{align}"
+        return (
+            f'<svg {space}class="math-svg" role="img" aria-label="{name}" viewBox="{self.view_box}" style="{style}" '
+            f'fill="{fill}" stroke="none" overflow="visible"><title>{html.escape(tex)}</title>{self.paths}</svg>'
+        )
+
+
+@functools.cache
+def draw(tex: str, *, inline: bool) -> Drawing:
+    """Render TeX, once per build and formula.
+
+    Raises:
+        ValueError: the TeX is not valid, or has a command that cannot be drawn.
+    """
+    plain = re.sub(r"\\label\{[^}]*\}", "", tex).strip()
+    plain = re.sub(r"\\(begin|end)\{(align|equation|gather)\}", r"\\\1{\2*}", plain)  # Sphinx numbers, not ziamath
+    if r"\\" in plain and r"\begin" not in plain:
+        plain = rf"\begin{{aligned}}{plain}\end{{aligned}}"
+    try:
+        root = _mend(ET.fromstring(tex2mml(plain, inline=inline)), display=not inline)
+        formula = ziamath.Math(root, size=EM_PX, margin=MARGIN_PX)
+        svg = formula.svgxml()
+    except ValueError:
+        raise
+    except Exception as error:  # latex2mathml and ziamath raise many types, some without a message
+        raise ValueError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+    for element in svg.iter():
+        for attribute in ("fill", "stroke"):
+            if element.get(attribute) == "black":  # inherit the colour, which the outer SVG sets
+                element.set(attribute, "currentColor")
+    box = formula.node.bbox
+    return Drawing(
+        paths="".join(ET.tostring(child, encoding="unicode") for child in svg).replace(' fill="currentColor"', ""),
+        view_box=svg.get("viewBox", ""),
+        width_em=(box.xmax - box.xmin + 2 * MARGIN_PX) / EM_PX,
+        height_em=(box.ymax - box.ymin + 2 * MARGIN_PX) / EM_PX,
+        depth_em=(-box.ymin + MARGIN_PX) / EM_PX,
+    )
+
+
+def _mend(root: ET.Element, *, display: bool) -> ET.Element:
+    """Correct what latex2mathml writes and ziamath 0.13 misreads; complain about what neither knows."""
+    for element in root.iter():
+        tag = element.tag.rpartition("}")[2]
+        if tag == "mo" and len(element):  # \mathbin{/}: the glyph is one level too deep
+            element.text = "".join(element.itertext())
+            element[:] = []
+        text = (element.text or "").strip()
+        if tag == "mtext":
+            element.text = text = _TEXT_ESCAPE.sub(r"\1", element.text or "")
+        if "\\" in text and tag in {"mi", "mo", "mn", "mtext"}:
+            raise ValueError(f"unknown command {text}")
+        if tag == "mtable" and "rowspacing" in element.attrib:
+            element.set("rowspacing", "0.6em")  # aligned rows are too close at 3pt
+        if tag == "mo" and text in _LARGE:
+            element.set("stretchy", "false")  # else a parenthesis around it grows to 80 em
+        elif tag == "mo" and len(text) > 1 and text.replace("_", "").isalpha():  # \operatorname, \bmod: upright
+            element.set("mathvariant", "normal")
+            if text == "mod":
+                element.attrib.update(lspace="0.22em", rspace="0.22em")
+        elif tag == "mi" and text in "⟹⟸⟺⟶⟵":  # \implies and the like are relations
+            element.tag = element.tag.replace("mi", "mo")
+            element.attrib.update(form="infix", lspace="0.28em", rspace="0.28em")
+        elif display and tag in _ABOVE_BELOW and (element[0].text or "").strip() in _LIMITS:
+            element.tag = element.tag.replace(tag, _ABOVE_BELOW[tag])  # limits stay limits inside \left( \right)
+    return root
+
+
+def visit_math(self: HTML5Translator, node: nodes.math) -> None:
+    """Inline: the drawing sits on the baseline of the text."""
+    self.body.append(self.starttag(node, "span", "", CLASS="math notranslate nohighlight"))
+    self.body.append(_formula(self, node, node.astext(), inline=True) + "</span>")
+    raise nodes.SkipNode
+
+
+def visit_displaymath(self: HTML5Translator, node: nodes.math_block) -> None:
+    """Display: its own block, which scrolls where the screen is too narrow; the equation number stays."""
+    self.body.append(self.starttag(node, "div", CLASS="math display notranslate nohighlight"))
+    parts = [part for part in node.astext().split("\n\n") if part.strip()]
+    pictures = [_formula(self, node, part, inline=False) for part in parts]
+    wide = any(float(width) > WIDE_EM for width in re.findall(r"width:([\d.]+)em", "".join(pictures)))
+    self.body.append('<div class="math-scroll"' + (' tabindex="0"' if wide else "") + ">")
+    self.body.extend(f'<div class="math-line">{picture}</div>' for picture in pictures)
+    self.body.append("</div>")
+    if node["number"]:
+        self.body.append(f'<span class="eqno">({get_node_equation_number(self, node)})')
+        self.add_permalink_ref(node, _("Link to this equation"))
+        self.body.append("</span>")
+    self.body.append("</div>\n")
+    raise nodes.SkipNode
+
+
+def _formula(self: HTML5Translator, node: nodes.Element, tex: str, *, inline: bool) -> str:
+    tex = tex.strip()
+    try:
+        drawing = draw(tex, inline=inline)
+    except ValueError as error:
+        logger.warning("mathematics cannot be drawn (%s): %s", error, tex, location=node, type="math", subtype="tex")
+        return f'<code class="math-error">{html.escape(tex)}</code>'
+    if self.builder.name != "epub":
+        return drawing.svg(tex, inline=inline)
+    content = drawing.svg(tex, inline=inline, standalone=True)
+    name = f"math-{hashlib.sha256(content.encode()).hexdigest()[:16]}.svg"
+    path = Path(self.builder.outdir, self.builder.imagedir, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+    align = f"vertical-align:{-drawing.depth_em:.3f}em;" if inline else ""
+    return (
+        f'<img class="math-svg" src="{posixpath.join(self.builder.imgpath, name)}" alt="{html.escape(tex, quote=True)}" '
+        f'style="width:{drawing.width_em:.3f}em;height:{drawing.height_em:.3f}em;{align}"/>'
+    )
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Offer the renderer; ``html_math_renderer = "ziamath"`` in conf.py selects it."""
+    app.add_html_math_renderer("ziamath", (visit_math, None), (visit_displaymath, None))
+    app.add_css_file("math.css")
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

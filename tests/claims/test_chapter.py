@@ -1,0 +1,244 @@
+"""Claims of the internals chapter that belong to no single lab: orders, traps and 2.13's flags."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from proof import proves
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import LaunchError, device, launch
+
+
+def watched(model, **options):
+    """Wrap ``model`` in DDP; the list returned with it gets every bucket that is launched, as parameter shapes."""
+    ddp, launched = DDP(model.to(device()), **options), []
+
+    def hook(state, bucket):
+        launched.append([tuple(parameter.shape) for parameter in bucket.parameters()])
+        return allreduce_hook(None, bucket)
+
+    ddp.register_comm_hook(None, hook)
+    return ddp, launched
+
+
+def step(ddp, width=64, rows=2):
+    ddp(torch.ones(rows, width, device=device())).sum().backward()
+
+
+@proves("first-backward-one-bucket")
+def test_the_first_backward_reduces_one_bucket_with_everything():
+    """Small caps ask for many buckets; the first backward still launches a single one, the second many."""
+
+    def worker():
+        ddp, launched = watched(nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)]), bucket_cap_mb=0.02)
+        step(ddp)
+        first = list(launched)
+        launched.clear()
+        step(ddp)
+        return [len(bucket) for bucket in first], len(launched)
+
+    for first, second in launch(worker, 2):
+        assert first == [12]  # six layers, a weight and a bias each
+        assert second > 1
+
+
+@proves("cap-list-shapes-the-first-backward")
+def test_a_list_of_caps_shapes_the_first_backward_too():
+    """``bucket_cap_mb_list`` (2.13) splits already what the first backward reduces."""
+
+    def worker():
+        ddp, launched = watched(nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)]), bucket_cap_mb_list=[0.02, 0.04])
+        step(ddp)
+        return len(launched)
+
+    assert all(buckets > 1 for buckets in launch(worker, 2))
+
+
+class Branches(nn.Module):
+    """Two layers of different shapes, used in the order that the caller names."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(64, 48, bias=False)
+        self.slim = nn.Linear(64, 32, bias=False)
+
+    def forward(self, x, slim_first):
+        layers = [self.slim, self.wide] if slim_first else [self.wide, self.slim]
+        return sum(layer(x).sum() for layer in layers)
+
+
+@proves("rebuilt-order-is-rank-zeros")
+def test_rank_zero_decides_the_rebuilt_order():
+    """Ranks use two layers in opposite orders; after the rebuild all launch them in rank 0's order."""
+
+    def worker():
+        ddp, launched = watched(Branches(), bucket_cap_mb=0.001)
+        ready, x = [], torch.ones(2, 64, device=device())
+        for parameter in ddp.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: ready.append([tuple(p.shape)]))
+        for _ in range(2):
+            ready.clear(), launched.clear()
+            ddp(x, slim_first=dist.get_rank() == 1).backward()
+        return ready, launched
+
+    results = launch(worker, 2)
+    assert results[0][0] == results[1][0][::-1]  # the gradients became ready in opposite orders
+    assert all(launched == results[0][0] for _, launched in results)
+
+
+@proves("grad-hooks-see-local-gradients")
+def test_a_gradient_hook_sees_the_local_gradient():
+    """A post-accumulate hook reads this rank's own gradient; after backward ``.grad`` holds the mean."""
+
+    def worker():
+        rank, seen = dist.get_rank(), []
+        ddp = DDP(nn.Linear(1, 1, bias=False).to(device()))
+        weight = ddp.module.weight
+        weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.item()))
+        ddp(torch.full((1, 1), rank + 1.0, device=device())).sum().backward()
+        return seen, weight.grad.item()
+
+    assert launch(worker, 2) == [([1.0], 1.5), ([2.0], 1.5)]
+
+
+@proves("one-backward-per-forward")
+def test_two_forwards_then_two_backwards_synchronize_once():
+    """The first backward disarms the reducer; what the second one adds stays local, without an error."""
+
+    def worker():
+        x = torch.full((1, 1), dist.get_rank() + 1.0, device=device())
+        ddp, launched = watched(nn.Linear(1, 1, bias=False))
+        first, second = ddp(x).sum(), ddp(x).sum()
+        first.backward()
+        after_first = ddp.module.weight.grad.item()
+        second.backward()
+        return len(launched), after_first, ddp.module.weight.grad.item()
+
+    assert launch(worker, 2) == [(1, 1.5, 1.5 + 1.0), (1, 1.5, 1.5 + 2.0)]
+
+
+@proves("unused-leaves-gradients-local")
+def test_before_the_unused_error_gradients_are_local():
+    """One layer is not used: backward returns, and the gradients that do exist were never reduced."""
+
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(1, 1, bias=False), nn.Linear(1, 1)
+
+        def forward(self, x):
+            return self.used(x)
+
+    def worker():
+        ddp = DDP(Half().to(device()))
+        ddp(torch.full((1, 1), dist.get_rank() + 1.0, device=device())).sum().backward()
+        return ddp.module.used.weight.grad.item()
+
+    assert launch(worker, 2) == [1.0, 2.0]
+
+
+@proves("forward-flag-keeps-init-sync")
+def test_forward_sync_buffers_false_still_copies_buffers_at_construction():
+    """2.13: ``forward_sync_buffers=False`` copies buffers once, the deprecated ``broadcast_buffers=False`` never."""
+
+    def worker(**options):
+        warnings.simplefilter("ignore")
+        norm = nn.BatchNorm1d(4).to(device())
+        norm.running_mean.fill_(float(dist.get_rank()))
+        return DDP(norm, **options).module.running_mean.mean().item()
+
+    assert launch(lambda: worker(forward_sync_buffers=False), 2) == [0.0, 0.0]
+    assert launch(lambda: worker(broadcast_buffers=False), 2) == [0.0, 1.0]
+
+
+@proves("eval-forward-syncs-buffers")
+def test_the_first_forward_in_eval_mode_still_broadcasts_buffers():
+    """After a training step a forward in eval mode copies rank 0's buffers; the next one copies nothing."""
+
+    def worker():
+        ddp = DDP(nn.BatchNorm1d(4).to(device()))
+        mean = ddp.module.running_mean
+        step(ddp, width=4)
+        ddp.eval()
+        seen = []
+        for mark in (10.0, 20.0):
+            mean.fill_(mark + dist.get_rank())
+            with torch.no_grad():
+                ddp(torch.ones(2, 4, device=device()))
+            seen.append(mean.mean().item())
+        return seen
+
+    assert launch(worker, 2) == [[10.0, 20.0], [10.0, 21.0]]
+
+
+@proves("hook-gets-undivided-gradients")
+def test_a_comm_hook_has_to_divide():
+    """A hook that only sums leaves the sum in ``.grad``: with a hook, DDP divides nothing."""
+
+    def worker():
+        def total(state, bucket):
+            work = dist.all_reduce(bucket.buffer(), async_op=True)
+            return work.get_future().then(lambda future: future.value()[0])
+
+        ddp = DDP(nn.Linear(1, 1, bias=False).to(device()))
+        ddp.register_comm_hook(None, total)
+        ddp(torch.full((1, 1), dist.get_rank() + 1.0, device=device())).sum().backward()
+        return ddp.module.weight.grad.item()
+
+    for ranks in (2, 3):
+        assert launch(worker, ranks) == [sum(range(1, ranks + 1))] * ranks
+
+
+@proves("join-divisor")
+def test_join_divides_by_the_initial_world_size():
+    """Rank 1 has one batch more; its last gradient is halved by default, and whole with the flag off."""
+
+    def worker(initial):
+        rank, seen = dist.get_rank(), []
+        ddp = DDP(nn.Linear(1, 1, bias=False).to(device()))
+        with ddp.join(divide_by_initial_world_size=initial):
+            for _ in range(1 + rank):
+                ddp.zero_grad()
+                ddp(torch.ones(1, 1, device=device())).sum().backward()
+                seen.append(ddp.module.weight.grad.item())
+        return seen
+
+    assert launch(worker, 2, True) == [[1.0], [1.0, 0.5]]
+    assert launch(worker, 2, False) == [[1.0], [1.0, 1.0]]
+
+
+@proves("different-models-raise")
+def test_a_different_number_of_parameters_raises_on_every_rank():
+    """Rank 1 has one parameter more: the constructor names both counts."""
+
+    def worker():
+        DDP(nn.Linear(2, 2, bias=dist.get_rank() == 1).to(device()))
+
+    with pytest.raises(LaunchError, match="expects same model across all ranks"):
+        launch(worker, 2)
+
+
+@proves("buckets-keep-the-parameter-dtype")
+def test_buckets_have_the_dtype_of_the_parameters():
+    """Autocast computes in bf16 and still reduces fp32; a module converted to bf16 is reduced in bf16."""
+
+    def worker(dtype):
+        dtypes = []
+
+        def hook(state, bucket):
+            dtypes.append(bucket.buffer().dtype)
+            return allreduce_hook(None, bucket)
+
+        ddp = DDP(nn.Linear(8, 8).to(device(), dtype))
+        ddp.register_comm_hook(None, hook)
+        with torch.autocast(device().type, dtype=torch.bfloat16, enabled=dtype == torch.float32):
+            out = ddp(torch.ones(2, 8, device=device(), dtype=dtype))
+        out.float().sum().backward()
+        return out.dtype, dtypes
+
+    assert launch(worker, 2, torch.float32) == [(torch.bfloat16, [torch.float32])] * 2
+    assert launch(worker, 2, torch.bfloat16) == [(torch.bfloat16, [torch.bfloat16])] * 2

@@ -1,0 +1,68 @@
+"""What all tests share: the tools that may be missing, and the built forms of the book."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def need(tool: str, package: str) -> str:
+    """The path of a system tool; without it the test is skipped, or fails where nothing may be skipped."""
+    path = shutil.which(tool)
+    if path is None:
+        missing(f"{tool} is not installed (Debian package: {package})")
+    return path
+
+
+def missing(what: str) -> None:
+    """Skip the test, or fail it where REQUIRE_ALL is set."""
+    if os.environ.get("REQUIRE_ALL"):
+        pytest.fail(f"{what}, and REQUIRE_ALL is set")
+    pytest.skip(what)
+
+
+def make(target: str) -> None:
+    """Bring one form of the book up to date, as a user would."""
+    done = subprocess.run(["make", target], cwd=ROOT, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, f"make {target} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def _need_pango() -> None:
+    import ctypes.util
+
+    if ctypes.util.find_library("pango-1.0") is None:
+        missing("Pango is not installed (Debian package: libpango-1.0-0)")
+
+
+@pytest.fixture(scope="session")
+def html() -> Path:
+    """The folder of the built web pages."""
+    make("html")
+    return ROOT / "_build" / "html"
+
+
+@pytest.fixture(scope="session")
+def pdf() -> Path:
+    """The folder of the built PDFs."""
+    _need_pango()
+    make("pdf")
+    return ROOT / "_build" / "pdf"
+
+
+@pytest.fixture(scope="session")
+def epub() -> Path:
+    """The built EPUB."""
+    make("epub")
+    return ROOT / "_build" / "epub" / "ddp-handbook.epub"
+
+
+@pytest.fixture(scope="session")
+def slides() -> Path:
+    """The folder of the built decks."""
+    _need_pango()
+    make("slides")
+    return ROOT / "_build" / "slides"
