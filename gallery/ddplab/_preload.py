@@ -6,7 +6,7 @@ The first DDP constructor imports ``torch._dynamo``; without it here, each launc
 import torch
 import torch._dynamo
 import torch.distributed
-import torch.nn.parallel
+import torch.nn.parallel  # noqa: F401  (its import is what is wanted)
 
 from .launcher import die_with_parent
 

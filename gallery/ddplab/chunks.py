@@ -62,8 +62,6 @@ def draw_chunks(
     ax.tick_params(length=0)
     for side in ax.spines.values():
         side.set_visible(False)
-    for label, color in zip(ax.get_yticklabels(), RANK_COLORS, strict=False):
-        label.set_color(color)
     ax.set_aspect("equal")
 
 

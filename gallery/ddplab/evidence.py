@@ -12,7 +12,6 @@ import json
 import math
 import os
 import platform
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ def record(unit: str = "", **values: float | int | str) -> None:
     if "LOCAL_RANK" in os.environ:
         raise RuntimeError("record() was called inside a rank; return the value from the worker and record it there")
     plain = {name: _plain(name, value) for name, value in values.items()}
-    with _open() as kept:
+    with _Current() as kept:
         for name, value in plain.items():
             if name in kept["values"]:
                 raise ValueError(f"record: {name!r} was recorded before in this script")
@@ -42,7 +41,7 @@ def record(unit: str = "", **values: float | int | str) -> None:
 
 def note_launch(nproc: int, facts: dict[str, Any]) -> None:
     """Keep how many ranks ran on what: the stamp below the output says so."""
-    with _open() as kept:
+    with _Current() as kept:
         kept["launches"].append({"ranks": nproc, **facts})
 
 
@@ -64,7 +63,9 @@ def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
         cpu = names[0] if names else cpu
     return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
 
@@ -153,7 +154,7 @@ def _exports() -> dict[str, Path]:
 # -- the file ---------------------------------------------------------------------------------------
 
 
-class _open:
+class _Current:
     """The current evidence file as a dictionary, written back whole on a clean exit."""
 
     def __enter__(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class LaunchError(RuntimeError):
     ``rank`` is the rank that failed first, ``outputs`` what each rank had printed until then.
     """
 
-    def __init__(self, message: str, rank: int, outputs: list[str]) -> None:
+    def __init__(self, message: str, rank: int, outputs: list[str]) -> None:  # noqa: D107
         super().__init__(message)
         self.rank = rank
         self.outputs = outputs
@@ -281,10 +281,10 @@ def _by_value(worker: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     module = sys.modules.get(getattr(worker, "__module__", "") or "")
     by_reference = module is None or module.__name__ == "__main__" or module.__name__.split(".")[0] == "ddplab"
     if by_reference:  # cloudpickle already sends the functions of __main__ by value
-        return cloudpickle.dumps((worker, args))
+        return bytes(cloudpickle.dumps((worker, args)))
     cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps((worker, args))
+        return bytes(cloudpickle.dumps((worker, args)))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
 
@@ -327,7 +327,7 @@ def _rank_main(job: _Job, outbox: multiprocessing.connection.Connection, listene
 
     if job.nproc > 1:
         torch.set_num_threads(1)  # as torchrun does with OMP_NUM_THREADS
-    dist.set_debug_level_from_env()  # the fork server read it too early
+    dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # the fork server read it too early
     facts = _facts(job.nproc)
     try:
         if job.init:
@@ -358,7 +358,7 @@ def _init_process_group(job: _Job, listener: socket.socket | None, backend: str)
     if backend == "nccl":
         torch.cuda.set_device(device())
     timeout = datetime.timedelta(seconds=job.timeout_s)
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1",
         int(os.environ["MASTER_PORT"]),
         job.nproc,
@@ -375,7 +375,7 @@ def _facts(nproc: int) -> dict[str, Any]:
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    nccl = torch.cuda.nccl.version() if gpus else None
+    nccl = torch.cuda.nccl.version() if gpus else None  # type: ignore[no-untyped-call]
     # From NCCL 2.30 two ranks may share a GPU, behind a switch; earlier releases refuse.
     shared = gpus == 1 and nproc == 2 and nccl is not None and nccl >= (2, 30)
     if shared:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
+from cycler import cycler
 
 # Okabe and Ito's colour-blind-safe palette; rank r has colour r through the whole book.
 # The book's style sheet has the same list, so that figures follow the reader's light or dark mode.
@@ -15,7 +15,7 @@ INK = "#1F2328"  # text, axes and lines that carry meaning
 MUTED = "#8C959F"  # what is there for orientation only
 FAINT = "#E4E7EB"  # grids, backgrounds of bars
 
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: it can be searched, read aloud and set in the page's font
     "svg.hashsalt": "ddplab",  # same figure, same file
     "font.family": "sans-serif",
@@ -33,7 +33,7 @@ _STYLE = {
     "text.color": INK,
     "xtick.color": INK,
     "ytick.color": INK,
-    "axes.prop_cycle": mpl.cycler(color=[ACCENT, *RANK_COLORS]),
+    "axes.prop_cycle": cycler(color=[ACCENT, *RANK_COLORS]),
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "savefig.transparent": True,

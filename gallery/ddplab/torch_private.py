@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -58,3 +58,45 @@ def collectives_issued() -> list[tuple[str, int]]:
     dump = c10d._dump_nccl_trace if dist.get_backend() == "nccl" else c10d._dump_fr_trace
     entries = pickle.loads(dump())["entries"]
     return [(entry["profiling_name"].split(":")[1], math.prod(entry["input_sizes"][0])) for entry in entries]
+
+
+# -- the flight recorder (what was issued, how large, from which line) ------------------------------
+
+
+class FlightRecord(NamedTuple):
+    """One collective or message, as the flight recorder of this rank kept it."""
+
+    group: str  # name of the process group: "0" is the default group
+    number: int  # collective_seq_id: counts the collectives of the group, from 1
+    operation: str  # "all_reduce", "broadcast", …
+    dtype: str  # of the first input: "Float", "Long", …
+    elements: int  # in the first input
+    retired: bool  # its end was noticed; that happens a little later, and not for a rank that hangs
+    frames: tuple[tuple[str, str, int], ...]  # (function, file name, line), innermost first
+
+
+def flight_records() -> list[FlightRecord]:
+    """Return what this rank's flight recorder holds, oldest first.
+
+    ``TORCH_FR_BUFFER_SIZE`` in the environment of the rank says how many entries it keeps (2000 by default
+    in torch 2.13, 0 switches it off).
+
+    Private because: the public ways in are files that NCCL's watchdog writes when a collective times out;
+    gloo writes none. Its entries' ``state`` stays "scheduled" on gloo, so ``retired`` is read instead.
+    Seen: ``torch._C._distributed_c10d._dump_fr_trace`` (gloo) and ``_dump_nccl_trace`` in torch 2.13.
+    """
+    c10d: Any = torch._C._distributed_c10d
+    dumps = [c10d._dump_fr_trace()] + ([c10d._dump_nccl_trace()] if dist.is_nccl_available() else [])
+    entries = [entry for dump in dumps for entry in pickle.loads(dump).get("entries", [])]
+    return [
+        FlightRecord(
+            group=entry["process_group"][0],
+            number=entry["collective_seq_id"],
+            operation=entry["profiling_name"].split(":")[1],
+            dtype=entry["input_dtypes"][0] if entry["input_dtypes"] else "",
+            elements=math.prod(entry["input_sizes"][0]) if entry["input_sizes"] else 0,
+            retired=entry["retired"],
+            frames=tuple((f["name"], f["filename"].rpartition("/")[2], f["line"]) for f in entry["frames"]),
+        )
+        for entry in sorted(entries, key=lambda entry: entry["time_created_ns"])
+    ]

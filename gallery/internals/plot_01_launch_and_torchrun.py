@@ -101,7 +101,8 @@ ax.set_title("Starting two ranks")
 # %%
 # What to notice
 # --------------
-# * A warm ``launch`` takes :measured:`launch-and-torchrun.warm_launch`, a torchrun :measured:`launch-and-torchrun.torchrun`.
+# * A warm ``launch`` takes :measured:`launch-and-torchrun.warm_launch`,
+#   a ``torchrun`` of the same program :measured:`launch-and-torchrun.torchrun`.
 # * Both end with the same weights, so what you learn on these pages holds for your own program.
 #
 # What this does not mean

@@ -3,10 +3,10 @@ Four collectives, before and after
 ==================================
 
 DDP needs two collectives, broadcast and all-reduce.
-An all-reduce is itself made of two more, reduce-scatter and all-gather, which is also how sharded training (FSDP, ZeRO) cuts it in two.
-This lab runs the four on four ranks and draws what each rank holds before and after.
-
-Serves :ref:`the section on collectives <internals-collectives>`.
+What do they do, and why does an all-reduce cost about as much as two other collectives together?
+This lab runs broadcast, all-reduce, reduce-scatter and all-gather on four ranks,
+and draws what each rank holds before and after.
+It serves :ref:`internals-collectives`.
 """
 
 # %%
@@ -62,8 +62,8 @@ for name in held[0]:
 
 # %%
 # The same numbers as a drawing.
-# A cell is a chunk; its four stripes are for ranks 0 to 3, from left to right, and the digit in a stripe is the number of the chunk.
-# A framed cell is complete: it holds a contribution of every rank.
+# A cell is a chunk; its four stripes are for ranks 0 to 3, and the digit in a stripe is the number of the chunk.
+# A framed cell is complete: every rank's contribution is in it.
 
 
 def at(rank, piece):
@@ -104,13 +104,15 @@ print("all-reduce == all-gather(reduce-scatter) on every rank")
 # What to notice
 # --------------
 #
-# * Broadcast copies one rank's state over the others': DDP's constructor does it with parameters and buffers, and later forwards with buffers.
-# * All-reduce gives every rank the same sum; DDP's backward does it, once per bucket, and divides by the number of ranks.
-# * After the reduce-scatter each rank holds one finished chunk; nothing is held twice.
-#   A sharded optimizer steps right there, on its own chunk, and gathers parameters later: same traffic, less memory.
+# * Broadcast copies one rank's state over that of the others.
+#   DDP's constructor does it with parameters and buffers, and later forwards do it with buffers.
+# * All-reduce gives every rank the same sum.
+#   DDP's backward does it, once per bucket, and divides by the number of ranks.
+# * Reduce-scatter leaves one finished chunk on each rank, and all-gather completes it to an all-reduce.
+#   Sharded training (FSDP, ZeRO) cuts here: each rank updates its own chunk, and parameters are gathered afterwards.
 #
 # What this does not mean
 # -----------------------
 #
 # The drawing shows what a collective computes, not how the data travels.
-# One result can be reached by a ring, a tree or a switch; :doc:`the next lab <plot_03_ring_allreduce>` builds the ring.
+# A ring, a tree or a switch can reach the same result; :doc:`plot_03_ring_allreduce` builds the ring.

@@ -156,7 +156,7 @@ left.plot(ranks, [p - 1 for p in ranks], color=MUTED, linestyle="--")
 left.plot(ranks, [2 * (p - 1) / p for p in ranks], color=ACCENT)
 left.plot(list(sent), list(sent.values()), "o", color=INK)
 left.text(5.8, 5.1, "one rank for all: p − 1", ha="right")
-left.text(8, 1.1, "ring: 2(p − 1)/p, dots counted", ha="right")
+left.text(8, 0.8, "ring: 2(p − 1)/p, dots counted", ha="right")
 left.set(xlabel="ranks p", ylabel="bytes sent ÷ bytes of the tensor", ylim=(0, 7.4))
 left.set_title("Sent by the busiest rank")
 sizes = [2**k / 2**20 for k in range(10, 31)]
@@ -176,7 +176,8 @@ right.set_title("64 ranks, α = 10 µs, 200 Gbit/s")
 # * In the first half a chunk's sum grows while it travels round the ring.
 #   In the second half the finished chunk travels round once more.
 # * A rank sends less than twice its tensor, on 4 ranks as on 4000.
-#   What grows is the number of steps: in the model the ring loses to the tree below :measured:`ring-allreduce.crossing:.1f`.
+#   What grows is the number of steps: in the model the tree is faster below
+#   :measured:`ring-allreduce.crossing:.1f`.
 # * So a few large messages are cheaper than many small ones, which is why DDP packs gradients into buckets.
 # * On 2 ranks the ring and ``dist.all_reduce`` agree in every bit, as a + b = b + a.
 #   On 3 ranks they differ by up to :measured:`ring-allreduce.difference_3:.1e`, on 4 by up to

@@ -92,7 +92,7 @@ for build in (mlp, convnet, transformer):
             assert second == predict(sizes, ready[0], cap)
         mib = [sum(sizes[i] for i in bucket) / MIB for bucket in second]
         shown = " ".join(f"{size:.3g}" for size in mib[:6]) + (" …" if len(mib) > 6 else "")
-        print(f"{build.__name__:12}{len(sizes):9}{sum(mib):9.1f}{str(cap):>16}{len(mib):10}   {shown}")
+        print(f"{build.__name__:12}{len(sizes):9}{sum(mib):9.1f}{cap!s:>16}{len(mib):10}   {shown}")
 
 # %%
 # Look at one
@@ -101,11 +101,12 @@ for build in (mlp, convnet, transformer):
 # The number in a box, and its shade, is the layer that the tensor belongs to.
 
 CAP = 4
+TITLES = ("Iteration 0: one bucket, in order of registration", "Later: in the order in which gradients become ready")
 sizes, ready, (first, second) = launch(worker, 2, transformer, CAP, quiet=True)[0]
 layers = [int(name.split(".")[1]) for name, _ in transformer()[0].named_parameters()]
 
 fig, axes = subplots(2, 1, height_in=3.4, sharex=True, height_ratios=[1, len(second)])
-for ax, buckets, title in zip(axes, (first, second), ("Iteration 0", "After the rebuild"), strict=True):
+for ax, buckets, title in zip(axes, (first, second), TITLES, strict=True):
     for row, bucket in enumerate(buckets):
         filled = 0.0
         for i in bucket:
@@ -119,7 +120,8 @@ for ax, buckets, title in zip(axes, (first, second), ("Iteration 0", "After the 
 axes[1].axvline(CAP, color=INK, ls="--", lw=1)
 axes[1].text(CAP + 0.7, len(second) - 1, f"cap: {CAP} MiB", va="center")
 axes[1].set(xlabel="bytes in the bucket (MiB)")
-record(unit="buckets", before=len(first), after=len(second))
+record(unit="bucket", before=len(first))
+record(unit="buckets", after=len(second))
 record(unit="MiB", model=sum(sizes) / MIB, largest=max(sum(sizes[i] for i in bucket) for bucket in second) / MIB)
 
 # %%
@@ -141,14 +143,15 @@ assert log["rebuilt_bucket_sizes"] == ", ".join(str(sum(sizes[i] for i in bucket
 # %%
 # What to notice
 # --------------
-# * Before the rebuild there is :measured:`bucket-xray.before` and nothing to overlap; after it, :measured:`bucket-xray.after`.
+# * Before the rebuild (:measured:`bucket-xray.before`) there is nothing to overlap.
+#   The rebuild at the second forward makes :measured:`bucket-xray.after`.
 # * A bucket closes *after* the tensor that reaches the cap, so the largest holds :measured:`bucket-xray.largest:.2f`.
 # * With the default (``None``) the first bucket closes at 1 MiB, so that communication starts early.
 #   An explicit ``bucket_cap_mb`` gives that up: the first bucket has the same cap as all others.
-# * The convnet with a cap of 1 MiB ends in a bucket of a few hundred bytes: one bias, which pays for a whole all-reduce.
+# * The convnet with a cap of 1 MiB ends in a bucket of a few hundred bytes: one bias, at the price of an all-reduce.
 # * The last layer fills the first bucket, because its gradients are ready first.
 #
 # What this does not mean
 # -----------------------
-# ``bucket_cap_mb`` is not an upper bound on a bucket: a tensor is never split, so an embedding of 200 MiB travels whole.
+# ``bucket_cap_mb`` is no upper bound: a tensor is never split, so an embedding of 200 MiB travels whole.
 # Nor is one bucket per layer a goal; which cap is fastest depends on the link.

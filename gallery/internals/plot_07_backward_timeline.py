@@ -132,7 +132,7 @@ for row, (title, step) in enumerate([("iteration 0", 0), (f"iteration {middle}",
         ax.axvline(seen["end"], color=INK, lw=1, ls="--")
         ax.set_title(f"rank {rank}, {title}")
 for ax, text in zip(
-    axes[1], ["backward\nreturns ", "dot: gradient ready \nline: it waits \nbar: its bucket travels "], strict=True
+    axes[1], ["backward \nreturns ", "dot: gradient ready \nline: it waits \nbar: its bucket travels "], strict=True
 ):
     ax.text(ax.lines[-1].get_xdata()[0], 1, text, ha="right", va="center")
 for ax in axes[:, 0]:

@@ -100,6 +100,7 @@ for ax, values, form in ((left, counts, "{}"), (right, gaps, "{:.3f}")):
 left.set_yticks(range(4), SCOPES)
 left.invert_yaxis()
 left.set_ylabel("no_sync around …")
+left.set_xticks([0, 1, 2])
 left.set_xlabel("all-reduces issued")
 right.set_xlabel("gradient gap between the two ranks")
 left.set_title("The forward decides …")
@@ -129,21 +130,24 @@ def accumulate(variant):
     return gradient(model), allreduces() - before, (gradient(model) - gradient(net)).abs().max().item()
 
 
+issued_by = {}
 VARIANTS = ["no no_sync", "backward only", "forward and backward", "no_sync on every one"]
 print(f"{'accumulation':22} all-reduces per step  gap between ranks  error")
 for variant in VARIANTS:
     (first, issued, error), (second, _, _) = launch(accumulate, 2, variant, quiet=True)
+    issued_by[variant] = issued
     gap = (first - second).abs().max().item()
     print(f"{variant:22} {issued:20}  {gap:17.4f}  {error:.0e}")
     assert issued == {"forward and backward": 2, "no_sync on every one": 0}.get(variant, 2 * MICRO)
     assert (gap == 0 and error < 1e-6) == (variant != "no_sync on every one")
+record("all-reduces", wrong_scope=issued_by["backward only"], right_scope=issued_by["forward and backward"])
 
 # %%
 # What to notice
 # --------------
 #
-# - Around backward only, ``no_sync`` does nothing: :measured:`no-sync-scope.backward_only`, as without it. Around the forward only, it suppresses the synchronization, and the ranks are :measured:`no-sync-scope.forward_only_gap:.3f` apart.
-# - The wrong scope gives the *right* gradient: each micro-batch is averaged instead of their sum once. You pay four times the communication, and no number in the loss curve says so.
+# - Around backward only, ``no_sync`` does nothing: it issues :measured:`no-sync-scope.backward_only`, as without it. Around the forward only, it suppresses the synchronization, and the ranks are :measured:`no-sync-scope.forward_only_gap:.3f` apart.
+# - The wrong scope gives the *right* gradient: each micro-batch is averaged instead of their sum once. You pay :measured:`no-sync-scope.wrong_scope` per optimizer step instead of :measured:`no-sync-scope.right_scope`, and no loss curve says so.
 # - If the last micro-batch is also inside ``no_sync``, nothing is reduced and the ranks drift without an error.
 #
 # What this does not mean

@@ -28,6 +28,7 @@ from sphinx.util import logging
 if TYPE_CHECKING:
     from docutils import nodes
     from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +54,19 @@ class BookPdfBuilder(StandaloneHTMLBuilder):
     search = False
     copysource = False
 
+    def __init__(self, app: Sphinx, env: BuildEnvironment) -> None:
+        super().__init__(app, env)
+        self.sphinx = app
+
     def init(self) -> None:
         """Look for WeasyPrint first: a gallery may run for minutes before the first PDF is made."""
         import_weasyprint()
         super().init()
         self.bodies: dict[str, ET.Element] = {}
+
+    def get_theme_config(self) -> tuple[str, dict[str, str | int | bool]]:
+        """No theme of the web: furo, once loaded, wants to write its files beside the PDFs."""
+        return "basic", {}
 
     def get_outdated_docs(self) -> str:  # type: ignore[override]
         """Every document is needed."""
@@ -115,7 +124,7 @@ class BookPdfBuilder(StandaloneHTMLBuilder):
 
     def _write(self, name: str, title: str, subtitle: str, pages: list[Page], *, toc_levels: int) -> None:
         logger.info("setting %s.pdf", name)
-        content = assemble(title, subtitle, cover_lines(self._app), pages, set(self.bodies), toc_levels, self.config)
+        content = assemble(title, subtitle, cover_lines(self.sphinx), pages, set(self.bodies), toc_levels, self.config)
         target = Path(self.outdir, f"{name}.pdf")
         temporary = target.with_suffix(".pdf.tmp")
         try:
@@ -194,7 +203,7 @@ def _check_links(body: ET.Element, inside: set[str], known: set[str]) -> None:
                 continue
             document, _, _ = href[1:].partition("--")
             if href.startswith("#") and document not in elsewhere:
-                source = ET.tostring(link, encoding="unicode", method="html")[:120].strip()
+                source = f'<a href="{href}">{"".join(link.itertext())}</a>'
                 logger.warning("print: a link leads nowhere: %s", source, location=article.get("id"), type="bookpdf")
             link.tag = "span"
             link.attrib.pop("href", None)
@@ -256,14 +265,16 @@ def write_pdf(content: str, target: Path, name: str) -> None:
     from weasyprint.text.fonts import FontConfiguration
 
     fonts = FontConfiguration()
-    problems = _Problems(name)
-    plain_logging.getLogger("weasyprint").addHandler(problems)
+    log, problems = plain_logging.getLogger("weasyprint"), _Problems(name)
+    propagate, log.propagate = log.propagate, False
+    log.addHandler(problems)
     try:
         sheet = weasyprint.CSS(filename=str(STATIC / "print.css"), font_config=fonts)
         document = weasyprint.HTML(string=content, base_url=STATIC.as_uri())
         document.write_pdf(str(target), stylesheets=[sheet], font_config=fonts, pdf_variant="pdf/ua-1")
     finally:
-        plain_logging.getLogger("weasyprint").removeHandler(problems)
+        log.removeHandler(problems)
+        log.propagate = propagate
 
 
 class _Problems(plain_logging.Handler):

@@ -10,18 +10,19 @@ from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
-import labs
-from card_source import OPTIONS, Card, CardError, Passage, letter, parse_card
-from card_source import read_cards as read_cards
 from docutils import nodes
 from docutils.statemachine import StringList
-from register import Entry, Register, complain, stop_on
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.builders import Builder
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
+
+import labs
+from card_source import OPTIONS, Card, CardError, Passage, parse_card
+from card_source import read_cards as read_cards
+from register import Entry, Register, complain, stop_on
 
 _LABELS = {"depth": "In depth", "follow-ups": "Likely follow-ups", "evidence": "Evidence"}
 
@@ -88,7 +89,8 @@ class CardDirective(SphinxDirective):
                 node += self.parsed(source.parts[part], body.line, card_part(part=part, label=label))
         if source.evidence:
             links = nodes.paragraph("", "", *self.evidence(source))
-            node[-1 if source.kind == "quiz" else slice(99, None)] += card_part("", links, part="evidence", label=_LABELS["evidence"])
+            inside = node[-1] if source.kind == "quiz" else node  # a quiz shows its evidence with its answer
+            inside += card_part("", links, part="evidence", label=_LABELS["evidence"])
         return [node]
 
     def inline(self, text: str) -> list[nodes.Node]:
@@ -116,19 +118,16 @@ class CardDirective(SphinxDirective):
         for place, (kind, target) in enumerate(source.evidence):
             if place:
                 yield nodes.Text(" · ")
-            domain, reftype, text = {"lab": ("std", "doc", "the lab"), "claim": ("claims", "claim", "the claim and its test")}.get(
-                kind, ("std", "ref", target)
-            )
+            domain, reftype = {"lab": ("std", "doc"), "claim": ("claims", "claim"), "section": ("std", "ref")}[kind]
+            text = f"claim {target.replace('-', ' ')}" if kind == "claim" else target
             if kind == "lab":
                 lab = labs.all_labs().get(target)
                 if lab is None:
                     complain(self.env, f"{source.kind} {source.id!r}: evidence lab:{target} is no lab", self.lineno)
                     continue
                 target = f"/{lab.docname}"
-            reference = addnodes.pending_xref(
-                "", nodes.inline("", text), refdomain=domain, reftype=reftype, reftarget=target,
-                refexplicit=False, refwarn=True, refdoc=self.env.docname,
-            )
+            where = {"refdoc": self.env.docname, "refdomain": domain, "reftype": reftype, "reftarget": target}
+            reference = addnodes.pending_xref("", nodes.inline("", text), refexplicit=False, refwarn=True, **where)
             self.set_source_info(reference)
             yield reference
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from docutils import nodes
-from labs import EDITIONS, all_labs, editions, lab_evidence, read_json
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+from editions import recorded_editions
+from labs import EDITIONS, all_labs, lab_evidence, read_json
 
 
 class EditionManifest(SphinxDirective):
@@ -17,7 +19,7 @@ class EditionManifest(SphinxDirective):
         """Build them from the manifest and from the evidence that the pages show."""
         name = self.config.labs_edition or self.config.labs_default_edition
         result: list[nodes.Node] = []
-        if name in editions():
+        if name in recorded_editions():
             path = EDITIONS / name / "manifest.json"
             self.env.note_dependency(str(path))
             result.append(_table(_machine_rows(read_json(path))))

@@ -34,7 +34,8 @@ class InlineFigures(SphinxPostTransform):
         """Inline every figure, except in EPUB, whose readers want image files."""
         if self.app.builder.name == "epub":
             return
-        for number, image in enumerate(list(self.document.findall(_is_figure))):
+        images = [node for node in self.document.findall(nodes.Element) if _is_svg(node)]
+        for number, image in enumerate(images):
             path = Path(self.env.srcdir) / str(image["uri"]).lstrip("/")
             if not path.exists():
                 continue
@@ -45,9 +46,8 @@ class InlineFigures(SphinxPostTransform):
             image.replace_self(raw)
 
 
-def _is_figure(node: nodes.Node) -> bool:
-    kinds = ("image", "imgsgnode")
-    return getattr(node, "tagname", "") in kinds and str(node.get("uri", "")).endswith(".svg")  # type: ignore[attr-defined]
+def _is_svg(node: nodes.Element) -> bool:
+    return node.tagname in ("image", "imgsgnode") and str(node.get("uri", "")).endswith(".svg")
 
 
 def inline_svg(path: Path, alt: str, *, prefix: str, adaptive: bool) -> str:
@@ -86,5 +86,3 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the transform."""
     app.add_post_transform(InlineFigures)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
-
-

@@ -133,12 +133,15 @@ def footnotes(page: ET.Element) -> None:
             replace(parent[call], call, again)
             continue
         placed.add(target)
-        inline = ET.Element("span", {"class": "footnote", "id": target, "data-number": number})
+        inline = ET.Element("span", {"class": "footnote", "data-number": number})
         for part in note:
             if not classes(part) & {"label", "backrefs"}:
                 part.tag = "span" if part.tag == "p" else part.tag
                 part.set("class", "note-part")
+                part.tail = None
                 inline.append(part)
+        if len(inline):
+            inline[0].set("id", target)
         replace(parent[call], call, inline)
         replace(parent[note], note, None)
     for element in list(walk(page)):

@@ -51,9 +51,11 @@ class Register(Domain):
         """Every entry whose id is taken by an earlier one."""
         first: dict[str, Entry] = {}
         for entry in self.entries():
-            if entry.id in first:
+            if entry.id and entry.id in first:
                 place = f"{self.env.doc2path(first[entry.id].docname)}:{first[entry.id].line}"
-                yield Problem((entry.docname, entry.line), f"the {what} id {entry.id!r} is taken by {place}; rename one")
+                yield Problem(
+                    (entry.docname, entry.line), f"the {what} id {entry.id!r} is taken by {place}; rename one"
+                )
             first.setdefault(entry.id, entry)
 
     def clear_doc(self, docname: str) -> None:

@@ -242,3 +242,18 @@ def test_buckets_have_the_dtype_of_the_parameters():
 
     assert launch(worker, 2, torch.float32) == [(torch.bfloat16, [torch.float32])] * 2
     assert launch(worker, 2, torch.bfloat16) == [(torch.bfloat16, [torch.bfloat16])] * 2
+
+
+@proves("last-bucket-can-be-the-small-one")
+def test_an_environment_variable_moves_the_small_bucket_to_the_end():
+    """Eight layers of 1 MiB: by default the first rebuilt bucket is the small one, with the variable the last."""
+
+    def worker():
+        ddp, launched = watched(nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(8)]))
+        step(ddp, width=512)
+        launched.clear()
+        step(ddp, width=512)
+        return [len(bucket) for bucket in launched]
+
+    assert launch(worker, 2) == [[1, 7]] * 2
+    assert launch(worker, 2, env={"DDP_SET_LAST_BUCKET_CAP": "1"}) == [[7, 1]] * 2

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+
 from ddplab import LaunchError, launch, record
 
 HERE = "value from the test module"

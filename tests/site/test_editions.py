@@ -19,13 +19,14 @@ CONF = """
 import sys
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "handbook" / "_ext"))
-extensions = ["labs", "sphinx_gallery.gen_gallery"]
+extensions = ["labs", "editions", "sphinx_gallery.gen_gallery"]
 exclude_patterns = ["_ext", "**/GALLERY_HEADER.rst", "labs/*/*.ipynb"]
 labs_default_edition = "base"
 suppress_warnings = ["config.cache"]
 sphinx_gallery_conf = {
     "examples_dirs": ["../gallery/short"], "gallery_dirs": ["labs/short"], "filename_pattern": r"/plot_",
-    "reset_modules": ("labs.around_script",), "reset_modules_order": "both", "within_subsection_order": "FileNameSortKey",
+    "reset_modules": ("editions.around_script",), "reset_modules_order": "both",
+    "within_subsection_order": "FileNameSortKey",
     "image_scrapers": (), "show_signature": False, "download_all_examples": False, "write_computation_times": False,
 }
 """

@@ -1,0 +1,124 @@
+"""
+What the constructor does
+=========================
+
+What has happened when ``DistributedDataParallel(model)`` returns, and what has it not looked at?
+This lab reads the model on every rank before and after, lists the collectives, and gives it models that differ.
+It serves :ref:`internals-constructor`.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import LaunchError, device, launch, record
+
+# %%
+# Before and after
+# ----------------
+# Each rank fills every tensor of its model with its own rank.
+# What reads 0 on rank 1 afterwards has been copied from rank 0.
+
+
+class Model(nn.Module):
+    def __init__(self, fill):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((256, 256), fill))
+        self.frozen = nn.Parameter(torch.full((16,), fill), requires_grad=False)
+        self.register_buffer("statistic", torch.full((16,), fill))
+        self.register_buffer("scratch", torch.full((16,), fill), persistent=False)
+        self.plain = torch.full((16,), fill)  # an attribute like any other: torch does not know of it
+
+
+def tensors(model, optimizer):
+    named = {f"parameter {name}": tensor for name, tensor in model.named_parameters()}
+    named |= {f"buffer {name}": tensor for name, tensor in model.named_buffers()}
+    return named | {"attribute plain": model.plain, "optimizer state": optimizer.state[model.weight]["exp_avg"]}
+
+
+def copy_state():
+    rank = float(dist.get_rank())
+    model = Model(rank).to(device())
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.state[model.weight]["exp_avg"] = torch.full((16,), rank)
+    before = {name: tensor.mean().item() for name, tensor in tensors(model, optimizer).items()}
+    with torch.profiler.profile(record_shapes=True) as profile:
+        DistributedDataParallel(model)
+    after = {name: tensor.mean().item() for name, tensor in tensors(model, optimizer).items()}
+    prefix = f"{dist.get_backend()}:"
+    calls = [event for event in profile.events() if event.name.startswith(prefix)]
+    return before, after, [(call.name.removeprefix(prefix), call.input_shapes) for call in calls]
+
+
+(_, _, calls), (before, after, _) = launch(copy_state, 2, quiet=True)
+print("on rank 1            before   after")
+for name in before:
+    print(f"{name:21}{before[name]:6.0f}{after[name]:8.0f}   {'copied from rank 0' if after[name] == 0 else 'its own'}")
+assert [name for name in after if after[name] == 1] == ["attribute plain", "optimizer state"]
+
+# %%
+# The collectives
+# ---------------
+# The profiler names what was sent: the number of parameters, then their shapes and strides, then the state itself.
+# The state travels flat, one broadcast for all tensors of a type up to 250 MiB.
+
+for name, shapes in calls:
+    print(f"{name:12}{sum(torch.Size(shape).numel() for shape in shapes):8} elements")
+record(unit="collectives", collectives=len(calls))
+
+# %%
+# Shapes that differ
+# ------------------
+# Rank 2 of three has a layer of another width.
+# Each rank compares the shapes of rank 0 with its own, and only a rank that differs complains.
+
+
+def differ():
+    rank = dist.get_rank()
+    model = nn.Linear(4, 5 if rank == 2 else 4)
+    nn.init.constant_(model.weight, rank)
+    try:
+        DistributedDataParallel(model.to(device()))
+        print(f"built; weights of rank {model.weight[0, 0].item():.0f}")
+    except RuntimeError as error:
+        print(f"{str(error).splitlines()[0][:60]} …\nraised; weights of rank {model.weight[0, 0].item():.0f}")
+        raise
+
+
+try:
+    launch(differ, 3)
+except LaunchError as error:
+    print(f"the job ended because of rank {error.rank}")
+    assert "raised; weights of rank 2" in error.outputs[2]
+
+# %%
+# Shapes that nobody compares
+# ---------------------------
+# Buffers and frozen parameters are broadcast but not verified.
+# Here rank 1 has a buffer of another shape with as many elements; its values are copied as they lie in memory.
+
+
+def differ_in_a_buffer():
+    model = nn.Linear(4, 4)
+    model.register_buffer("scale", torch.arange(6.0).view((2, 3) if dist.get_rank() == 0 else (3, 2)) - dist.get_rank())
+    DistributedDataParallel(model.to(device()))
+    print(model.scale.tolist())
+    return model.scale.flatten().tolist()
+
+
+assert launch(differ_in_a_buffer, 2) == [[0, 1, 2, 3, 4, 5]] * 2
+
+# %%
+# What to notice
+# --------------
+# * Parameters, frozen ones too, and buffers are those of rank 0; different seeds before the constructor do no harm.
+# * The optimizer's state is not copied, nor is what a module holds without registering it.
+# * A rank that differs raises before anything was copied to it.
+#   A rank that agrees with rank 0 is not told: it may finish its constructor and wait in the first collective after it.
+# * The check covers the parameters that require a gradient, by size and stride; it says nothing of buffers.
+#
+# What this does not mean
+# -----------------------
+# Equal state at the start is no promise for later.
+# After the constructor DDP never compares parameters again: a rank that changes a weight by hand stays different.

@@ -1,0 +1,240 @@
+"""A small book with everything that print, EPUB and mathematics must get right, built once per session."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXTENSIONS = ROOT / "handbook" / "_ext"
+sys.path.insert(0, str(EXTENSIONS))
+
+CONF = f"""
+import sys
+sys.path.insert(0, {str(EXTENSIONS)!r})
+project, author, release = "The Sample Book", "The authors", "1.0"
+extensions = ["myst_parser", "sphinx_design", "math_svg", "book_pdf"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_block", "attrs_inline"]
+html_math_renderer = "ziamath"
+html_theme = "furo"
+html_static_path = [{str(ROOT / "handbook" / "_static")!r}]
+numfig = True
+bookpdf_name = "sample"
+bookpdf_subtitle = "A book for tests"
+bookpdf_manifest = "manifest.json"
+epub_basename = "sample"
+epub_show_urls = "no"
+epub_css_files = ["epub.css"]
+epub_exclude_files = ["_static/print.css", "_static/cover.svg"]
+epub_fix_images = False
+suppress_warnings = ["epub.unknown_project_files"]
+exclude_patterns = ["_build"]
+"""
+
+MANIFEST = """{"edition": "sample", "machine": {"cpu": "A processor", "cores": 2, "python": "3.11.7"}, "torch": "2.13.0",
+"gpu": null, "scripts": {"one": {"key": "0", "date": "2026-01-02T03:04:05"}}}"""
+
+INDEX = """# The Sample Book
+
+What this book is.
+
+```{toctree}
+:hidden:
+
+first
+second
+```
+"""
+
+LISTING = "\n".join(f"line_{n:03d} = {'f' * (n % 7)}(n={n})  # comment {'x' * (n * 3 % 95)} end{n:03d}" for n in range(150))
+
+FIRST = f"""(first-top)=
+# The first chapter
+
+A paragraph with a footnote.[^one] Then another one,[^two] and the first again.[^one]
+Inline mathematics $\\bar g = \\frac{{1}}{{p}}\\sum_r g_r$ stands on the line.
+
+[^one]: The text of footnote one, with `code`.
+[^two]: The text of footnote two.
+
+```{{math}}
+:label: mean
+\\bar g = \\frac{{1}}{{p}} \\sum_{{r=0}}^{{p-1}} g_r
+```
+
+Equation {{eq}}`mean` is a mean. See {{ref}}`the other chapter <second-target>` and {{doc}}`second`.
+An [external link](https://example.org/a/long/path) has no address in print.
+
+$$
+t = \\max\\left(T_{{\\text{{backward}}}}, \\sum_{{b}} \\left( \\alpha + \\beta n_b \\right)\\right) + T_{{\\text{{forward}}}} + T_{{\\text{{optimizer}}}} + T_{{\\text{{everything else that takes time in a step}}}}
+$$
+
+## Lists and folds
+
+:::{{dropdown}} A fold's title
+Content of the fold.
+:::
+
+::::{{tab-set}}
+:::{{tab-item}} First tab
+Content of the first tab.
+:::
+:::{{tab-item}} Second tab
+```python
+content_of_the_second_tab = True
+```
+:::
+::::
+
+:::{{warning}}
+An admonition.
+:::
+
+:::{{admonition}} Takeaway
+:class: takeaway
+One bucket, one all-reduce.
+:::
+
+```{{figure}} plot.svg
+:alt: A bar for each rank
+:name: a-figure
+
+What to see in this figure.
+```
+
+{{numref}}`a-figure` shows bars.
+
+| rank | bytes |
+|-----:|:------|
+| 0 | 25 MiB |
+| 1 | 25 MiB |
+
+<div class="lanes"><div class="lane r0"><span class="lane-name">rank 0</span><pre>loss 0.5
+grad 1.0</pre></div><div class="lane r1"><span class="lane-name">rank 1</span><pre>loss 0.7
+grad 1.0</pre></div></div>
+
+<div class="claim"><p>Gradients are equal on all ranks. <a class="tick" href="second.html">✓</a></p></div>
+
+<details class="interview"><summary>Why in reverse order?</summary><p>Because the last layer's gradient is ready first.</p></details>
+
+## A long listing
+
+```python
+{LISTING}
+```
+
+## Further reading
+
+- [A paper](https://example.org/paper.pdf)
+
+```{{toctree}}
+:hidden:
+
+labs/index
+```
+"""
+
+LABS = """# Labs
+
+```{toctree}
+lab_one
+```
+"""
+
+LAB = """# The lab one
+
+<p class="stamp">cpu · gloo · 2 ranks</p>
+
+## What to notice
+
+It serves {ref}`first-top`.
+"""
+
+SECOND = """# The second chapter
+
+(second-target)=
+## A target section
+
+Back to {doc}`first`. A [dead link](#nowhere-at-all) is reported.
+"""
+
+
+@dataclass(frozen=True)
+class Book:
+    """The sample book: its sources, and how to build it."""
+
+    source: Path
+
+    def build(self, builder: str, out: Path, **options: str) -> subprocess.CompletedProcess[str]:
+        """Run sphinx-build; warnings are in the result's ``stderr``."""
+        settings = [word for key, value in options.items() for word in ("-D", f"{key}={value}")]
+        command = [sys.executable, "-m", "sphinx", "-q", "-b", builder, "-d", str(out.parent / "doctrees"), *settings]
+        return subprocess.run([*command, str(self.source), str(out)], capture_output=True, text=True, timeout=150)
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Book:
+    source = tmp_path_factory.mktemp("book") / "source"
+    (source / "labs").mkdir(parents=True)
+    files = {"conf.py": CONF, "manifest.json": MANIFEST, "index.md": INDEX, "first.md": FIRST, "second.md": SECOND}
+    files |= {"labs/index.md": LABS, "labs/lab_one.md": LAB, "plot.svg": _plot()}
+    for name, text in files.items():
+        (source / name).write_text(text, encoding="utf-8")
+    return Book(source)
+
+
+def _plot() -> str:
+    """A figure as the labs make it."""
+    import io
+
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    with mpl.rc_context({"svg.fonttype": "none", "axes.titleweight": "bold"}):
+        figure, axes = plt.subplots(figsize=(7.2, 2.2), layout="constrained")
+        axes.bar([0, 1, 2], [3, 1, 2], color=["#0072B2", "#D55E00", "#009E73"], hatch="//")
+        axes.set_title("Bytes that each rank sends")
+        axes.set_xlabel("rank")
+        axes.set_ylabel("sent (MiB)")
+        text = io.StringIO()
+        figure.savefig(text, format="svg")
+        plt.close(figure)
+    return text.getvalue()
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build left: its folder, and its warnings."""
+
+    out: Path
+    warnings: str
+
+
+@pytest.fixture(scope="session")
+def sample_pdfs(book: Book) -> Built:
+    out = book.source.parent / "pdf"
+    done = book.build("bookpdf", out)
+    assert done.returncode == 0, done.stderr
+    return Built(out, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def sample_html(book: Book) -> Built:
+    out = book.source.parent / "html"
+    done = book.build("html", out)
+    assert done.returncode == 0, done.stderr
+    return Built(out, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def sample_epub(book: Book) -> Built:
+    out = book.source.parent / "epub"
+    done = book.build("epub", out)
+    assert done.returncode == 0, done.stderr
+    return Built(out, done.stderr)
