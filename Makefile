@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PY     ?= $(VENV)/bin/python
-SPHINX  = $(PY) -m sphinx -c . -d _build/doctrees -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
-DECKS   = $(PY) -m sphinx -d _build/doctrees-slides -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
+# Each form has its own doctrees: what one form has seen to be unchanged, another may not have rendered yet.
+SPHINX  = $(PY) -m sphinx -c . -d _build/doctrees/$@ -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
+DECKS   = $(PY) -m sphinx -d _build/doctrees/$@ -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
 READY   = $(if $(findstring $(VENV),$(PY)),$(VENV)/ready)
 
 .PHONY: help html pdf epub slides anki all live edition test check serve clean torture
@@ -39,7 +40,7 @@ live: $(READY) ## html with every script executed here, no edition used
 
 edition: $(READY) ## record this machine's edition: make edition NAME=h200 (FRESH=1 records all of it again)
 	@test -n "$(NAME)" || { echo "make edition needs a name, such as: make edition NAME=h200"; exit 2; }
-	$(PY) -m sphinx -c . -d _build/doctrees-edition -b dummy -D labs_record=$(NAME) $(if $(FRESH),-D labs_fresh=1) handbook _build/edition
+	$(PY) -m sphinx -c . -d _build/doctrees/$@ -b dummy -D labs_record=$(NAME) $(if $(FRESH),-D labs_fresh=1) handbook _build/edition
 	DDPLAB_CLAIMS_RESULTS=gallery/editions/$(NAME)/claims.json $(PY) -m pytest tests/claims
 
 test: $(READY) ## every test; REQUIRE_ALL=1 forbids skips for a missing browser, Pango, poppler or epubcheck
@@ -51,7 +52,7 @@ check: $(READY) ## ruff, mypy, spelling, prose rules; internal links are checked
 	$(PY) -m codespell_lib
 
 serve: $(READY) ## the book on http://localhost:8000, rebuilt as you write
-	$(PY) -m sphinx_autobuild -c . -d _build/doctrees --ignore 'handbook/labs/*' --watch gallery handbook _build/html
+	$(PY) -m sphinx_autobuild -c . -d _build/doctrees/html --ignore 'handbook/labs/*' --watch gallery handbook _build/html
 
 torture: $(READY) ## 1,000 launches in a row (about five minutes)
 	LAUNCHES=1000 $(PY) -m pytest tests/kit/test_launch.py -k many_launches

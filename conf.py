@@ -37,7 +37,7 @@ exclude_patterns = ["_ext", "**/GALLERY_HEADER.rst", "labs/*/*.ipynb", "labs/*/*
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline", "attrs_block", "fieldlist", "tasklist"]
 myst_heading_anchors = 3
-bibtex_bibfiles = ["references.bib"]
+bibtex_bibfiles = ["handbook/references.bib"]
 bibtex_default_style = "unsrt"
 numfig = True
 nitpicky = True
@@ -65,7 +65,7 @@ sphinx_gallery_conf = {
 
 html_theme = "furo"
 html_title = project
-html_static_path = ["_static"]
+html_static_path = ["handbook/_static"]
 html_css_files = ["book.css", "cards.css", "claims.css"]
 html_show_sphinx = False
 html_show_copyright = False

@@ -143,6 +143,9 @@ def launch(
         outputs = [_CHATTER.sub("", Path(r.job.output).read_text(errors="replace")) for r in ranks]
         stacks = {r.job.rank: _worker_frames(Path(r.job.stacks).read_text(errors="replace")) for r in hung}
 
+    facts = next((r.facts for r in ranks if r.facts), None)
+    if facts is not None:  # some rank reported; a launch that failed is evidence too
+        evidence.note_launch(nproc, facts)
     if not quiet:
         print(lanes(outputs), end="", flush=True)
     if failures is None:
@@ -152,7 +155,6 @@ def launch(
     if failures:
         first = min(failures, key=_Failure.blame)
         raise LaunchError(f"rank {first.rank} of {nproc} failed first:\n{first.text}", first.rank, outputs)
-    evidence.note_launch(nproc, ranks[0].facts)
     return [r.result for r in ranks]
 
 

@@ -44,22 +44,6 @@ def torch_assign(tensors: Sequence[torch.Tensor], caps_bytes: Sequence[int]) -> 
     return [list(bucket) for bucket in buckets]
 
 
-# -- what was issued (labs about when DDP communicates) ---------------------------------------------
-
-
-def collectives_issued() -> list[tuple[str, int]]:
-    """Return (operation, elements of its first input) of every collective this rank issued, oldest first.
-
-    Private because: the reducer issues its collectives in C++, where only the flight recorder sees them;
-    torch.profiler sees them too, but on gloo an all-reduce that nobody waited for corrupted the heap under it.
-    Seen: ``torch._C._distributed_c10d._dump_fr_trace`` (gloo) and ``_dump_nccl_trace`` in torch 2.13.
-    """
-    c10d: Any = torch._C._distributed_c10d
-    dump = c10d._dump_nccl_trace if dist.get_backend() == "nccl" else c10d._dump_fr_trace
-    entries = pickle.loads(dump())["entries"]
-    return [(entry["profiling_name"].split(":")[1], math.prod(entry["input_sizes"][0])) for entry in entries]
-
-
 # -- the flight recorder (what was issued, how large, from which line) ------------------------------
 
 
@@ -71,7 +55,6 @@ class FlightRecord(NamedTuple):
     operation: str  # "all_reduce", "broadcast", …
     dtype: str  # of the first input: "Float", "Long", …
     elements: int  # in the first input
-    retired: bool  # its end was noticed; that happens a little later, and not for a rank that hangs
     frames: tuple[tuple[str, str, int], ...]  # (function, file name, line), innermost first
 
 
@@ -81,8 +64,10 @@ def flight_records() -> list[FlightRecord]:
     ``TORCH_FR_BUFFER_SIZE`` in the environment of the rank says how many entries it keeps (2000 by default
     in torch 2.13, 0 switches it off).
 
-    Private because: the public ways in are files that NCCL's watchdog writes when a collective times out;
-    gloo writes none. Its entries' ``state`` stays "scheduled" on gloo, so ``retired`` is read instead.
+    An entry's state is left out: on gloo it stays "scheduled" for ever. What a rank issued last says more.
+
+    Private because: the public way in is the file that NCCL's watchdog writes when a collective times out;
+    gloo has no watchdog.
     Seen: ``torch._C._distributed_c10d._dump_fr_trace`` (gloo) and ``_dump_nccl_trace`` in torch 2.13.
     """
     c10d: Any = torch._C._distributed_c10d
@@ -95,8 +80,36 @@ def flight_records() -> list[FlightRecord]:
             operation=entry["profiling_name"].split(":")[1],
             dtype=entry["input_dtypes"][0] if entry["input_dtypes"] else "",
             elements=math.prod(entry["input_sizes"][0]) if entry["input_sizes"] else 0,
-            retired=entry["retired"],
             frames=tuple((f["name"], f["filename"].rpartition("/")[2], f["line"]) for f in entry["frames"]),
         )
         for entry in sorted(entries, key=lambda entry: entry["time_created_ns"])
     ]
+
+
+# -- torch.compile ----------------------------------------------------------------------------------
+
+
+def set_ddp_optimizer(enabled: bool) -> None:
+    """Let torch.compile split a DDP model's graph at bucket borders (its default), or not.
+
+    Private because: the switch lives in ``torch._dynamo.config``, a module that cloudpickle refuses, so a worker
+    that names it cannot be sent to its ranks ("cannot pickle 'ConfigModuleInstance' object").
+    Seen: ``torch._dynamo.config.optimize_ddp`` in torch 2.13.
+    """
+    import torch._dynamo
+
+    torch._dynamo.config.optimize_ddp = enabled
+
+
+# -- DDP's own mixed precision ----------------------------------------------------------------------
+
+
+def mixed_precision(dtype: torch.dtype) -> Any:
+    """Return what DDP takes as ``mixed_precision=``: parameters and all-reduces in ``dtype``.
+
+    Private because: the class of the argument is, and its docstring calls it experimental.
+    Seen: ``torch.nn.parallel.distributed._MixedPrecision`` in torch 2.13.
+    """
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    return _MixedPrecision(param_dtype=dtype, reduce_dtype=dtype)

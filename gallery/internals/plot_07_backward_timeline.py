@@ -43,10 +43,11 @@ def ms_between(start, end):
 
 def all_reduce_with_stamps(stamps, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     def arrived(future):
-        stamps["done"].append(stamp())
+        stamps["done"][bucket.index()] = stamp()  # buckets need not arrive in order
         return future.value()[0]
 
     stamps["launched"].append(stamp())
+    stamps["done"].append(None)
     mine = bucket.buffer().div_(dist.get_world_size())
     return dist.all_reduce(mine, async_op=True).get_future().then(arrived)
 
@@ -131,14 +132,11 @@ for row, (title, step) in enumerate([("iteration 0", 0), (f"iteration {middle}",
             ax.add_patch(Rectangle((launched, bucket * per_bucket - 0.35), *box, color=RANK_COLORS[rank], alpha=0.75))
         ax.axvline(seen["end"], color=INK, lw=1, ls="--")
         ax.set_title(f"rank {rank}, {title}")
-for ax, text in zip(
-    axes[1], ["backward \nreturns ", "dot: gradient ready \nline: it waits \nbar: its bucket travels "], strict=True
-):
-    ax.text(ax.lines[-1].get_xdata()[0], 1, text, ha="right", va="center")
 for ax in axes[:, 0]:
     ax.set(ylabel="gradient (0 = first ready)", ylim=(LAYERS - 0.4, -0.6), yticks=range(LAYERS))
 for ax in axes[-1]:
     ax.set(xlabel="time since backward began (ms)")
+fig.supxlabel("dot: gradient ready · line: it waits · bar: its bucket travels · dashed: backward returns", fontsize=9.5)
 
 # %%
 # What the looking changes

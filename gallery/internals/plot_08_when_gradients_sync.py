@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.plotting import ACCENT, FAINT, INK, MUTED, subplots
-from ddplab.torch_private import collectives_issued
+from ddplab.torch_private import flight_records
 
 RANKS, STEPS = 3, 4
 
@@ -52,24 +52,24 @@ def worker(synchronize):
     for _ in range(STEPS):
         x = torch.randn(32, 8, generator=own_data).to(device())
         target = x.sum(dim=1, keepdim=True)
-        seen = [len(collectives_issued())]
+        seen = [len(flight_records())]
 
         with contextlib.nullcontext() if synchronize else model.no_sync():
             loss = nn.functional.mse_loss(model(x), target)
             snapshots.append((None, flat(parameters)))
-            seen.append(len(collectives_issued()))
+            seen.append(len(flight_records()))
 
             loss.backward()
             snapshots.append((flat(local[i] for i in range(len(parameters))), flat(parameters)))
             snapshots.append((flat(p.grad for p in parameters), flat(parameters)))
-            seen.append(len(collectives_issued()))
+            seen.append(len(flight_records()))
 
         optimizer.step()
         snapshots.append((flat(p.grad for p in parameters), flat(parameters)))
-        seen.append(len(collectives_issued()))
+        seen.append(len(flight_records()))
 
         optimizer.zero_grad()
-        names = [name for name, _ in collectives_issued()]
+        names = [entry.operation for entry in flight_records()]
         issued.append([names[a:b] for a, b in itertools.pairwise(seen)])
     return snapshots, issued
 
@@ -149,9 +149,11 @@ bottom.set_xlabel("training step")
 # What to notice
 # --------------
 #
-# - The only all-reduce is in backward, and ``backward()`` does not return before the gradients are averaged: inside it they are up to :measured:`when-gradients-sync.in_backward:.2f` apart, after it :measured:`when-gradients-sync.after_backward`.
-# - ``optimizer.step()`` issues nothing. It keeps the replicas equal only because each rank applies the same update to the same state.
-# - The second forward broadcasts twice: rank 0 tells the others the rebuilt order of the buckets. It happens once.
+# - The only all-reduce is in backward, and ``backward()`` does not return before the gradients are averaged: inside the last one they are :measured:`when-gradients-sync.in_backward:.2f` apart, after it :measured:`when-gradients-sync.after_backward`.
+# - ``optimizer.step()`` issues nothing.
+#   It keeps the replicas equal only because each rank applies the same update to the same state.
+# - The second forward broadcasts twice: rank 0 tells the others the rebuilt order of the buckets.
+#   It happens once.
 #
 # What this does not mean
 # -----------------------

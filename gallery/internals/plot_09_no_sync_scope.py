@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.plotting import ACCENT, INK, MUTED, subplots
-from ddplab.torch_private import collectives_issued
+from ddplab.torch_private import flight_records
 
 
 def quiet(model, inside):
@@ -32,7 +32,7 @@ def quiet(model, inside):
 
 
 def allreduces():
-    return sum(name == "all_reduce" for name, _ in collectives_issued())
+    return sum(entry.operation == "all_reduce" for entry in flight_records())
 
 
 def batches(rank, count):
@@ -146,8 +146,10 @@ record("all-reduces", wrong_scope=issued_by["backward only"], right_scope=issued
 # What to notice
 # --------------
 #
-# - Around backward only, ``no_sync`` does nothing: it issues :measured:`no-sync-scope.backward_only`, as without it. Around the forward only, it suppresses the synchronization, and the ranks are :measured:`no-sync-scope.forward_only_gap:.3f` apart.
-# - The wrong scope gives the *right* gradient: each micro-batch is averaged instead of their sum once. You pay :measured:`no-sync-scope.wrong_scope` per optimizer step instead of :measured:`no-sync-scope.right_scope`, and no loss curve says so.
+# - Around backward only, ``no_sync`` does nothing: it issues :measured:`no-sync-scope.backward_only`, as without it.
+#   Around the forward only, it suppresses the synchronization, and the ranks are :measured:`no-sync-scope.forward_only_gap:.3f` apart.
+# - The wrong scope gives the *right* gradient: each micro-batch is averaged instead of their sum once.
+#   You pay :measured:`no-sync-scope.wrong_scope` per optimizer step instead of :measured:`no-sync-scope.right_scope`, and no loss curve says so.
 # - If the last micro-batch is also inside ``no_sync``, nothing is reduced and the ranks drift without an error.
 #
 # What this does not mean

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.plotting import FAINT, INK, MUTED, RANK_COLORS, subplots
-from ddplab.torch_private import collectives_issued
+from ddplab.torch_private import flight_records
 
 PATTERNS = {
     "always head a": lambda step, rank: "a",
@@ -55,15 +55,16 @@ def worker(pattern, options):
         p.register_hook(lambda grad, name=name: local.update({name: grad.norm().item()}))
     for step in range(4):
         local.clear()
-        where, before = "forward", len(collectives_issued())
+        where, before = "forward", len(flight_records())
         try:
             loss = model(torch.full((2, 4), 1.0 + rank).to(device()), PATTERNS[pattern](step, rank)).mean()
             where = "backward"
             loss.backward()
         except RuntimeError as error:
             return steps, f"raises in {where} {step + 1}", str(error)
+        issued = [(entry.operation, entry.elements) for entry in flight_records()[before:]]
         held = {name: None if p.grad is None else p.grad.norm().item() for name, p in names.items()}
-        steps.append({"local": dict(local), "held": held, "issued": collectives_issued()[before:]})
+        steps.append({"local": dict(local), "held": held, "issued": issued})
         model.zero_grad()
     return steps, "runs", ""
 
@@ -154,7 +155,8 @@ assert unused is None
 #
 # - The error names the second forward, the fault is in the first backward, and a step taken between them has already moved the ranks apart.
 # - With ``find_unused_parameters=True`` a locally unused parameter gets the mean with a zero from this rank; one that no rank used keeps ``grad = None``, so that the optimizer leaves it alone.
-# - ``static_graph=True`` is cheaper (:measured:`unused-parameters.static_graph` in a warm step, not :measured:`unused-parameters.find_unused`), as long as each rank uses the same parameters in every step. They need not be the same on all ranks.
+# - ``static_graph=True`` is cheaper (:measured:`unused-parameters.static_graph` in a warm step, not :measured:`unused-parameters.find_unused`), as long as each rank uses the same parameters in every step.
+#   They need not be the same on all ranks.
 #
 # What this does not mean
 # -----------------------

@@ -142,7 +142,8 @@ assert "expected input tensor to be on GPU" in refusal
 # --------------
 #
 # - Buffers differ between the end of a forward and the start of the next one: a checkpoint or an evaluation *without* DDP's forward sees this rank's own statistics.
-# - The copy is rank 0's, not a mean. Rank 0 ends at :measured:`batchnorm-buffers.rank_0:.2f`, near the mean of its own data; what rank 1 saw never enters the running statistics.
+# - The copy is rank 0's, not a mean.
+#   Rank 0 ends at :measured:`batchnorm-buffers.rank_0:.2f`, near the mean of its own data; what rank 1 saw never enters the running statistics.
 # - ``broadcast_buffers=False`` leaves buffers alone from construction on; ``forward_sync_buffers=False`` (torch 2.13) still copies them once, at construction.
 #
 # What this does not mean

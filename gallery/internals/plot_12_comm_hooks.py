@@ -105,7 +105,7 @@ ax.set(xscale="log", yscale="log", xlabel="magnitude of the exact gradient", yla
 ax.set_xlim(right=ax.get_xlim()[1] * 5)
 ax.axvline(2**-14, color=MUTED, lw=1, ls=":")
 ax.text(2**-14, 1, " smallest normal float16", color=INK, fontsize=8.5, va="center")
-ax.set_title("bfloat16 errs alike at every magnitude, float16 loses small gradients")
+ax.set_title("bfloat16 errs much alike everywhere, float16 loses small gradients")
 
 # %%
 # **The usual mistakes.**
@@ -152,10 +152,12 @@ for hook in (second_argument_renamed, other_annotation, returns_a_tensor, return
 # --------------
 #
 # - The hook is called once per bucket, and what its future holds becomes the gradient: forget to divide, and every gradient is the sum.
-# - Half the bytes cost accuracy in different ways. ``bfloat16`` loses digits everywhere; ``float16`` keeps more digits, until it turns :measured:`comm-hooks.float16_zero:.0f` of these gradients into zero.
+# - Half the bytes cost accuracy in different ways.
+#   ``bfloat16`` loses digits everywhere, and most where the ranks' gradients nearly cancel (the far left); ``float16`` keeps more digits, until it turns :measured:`comm-hooks.float16_zero:.0f` of these gradients into zero.
 # - A misnamed argument is a ``KeyError: 'bucket'`` with nothing else; a hook without a ``return`` ends torch 2.13 with a segmentation fault.
 #
 # What this does not mean
 # -----------------------
 #
-# That compression makes your training faster: casting costs time too, and only a link slower than the casts repays it. Not measured here.
+# That compression makes your training faster: casting costs time too, and only a link slower than the casts repays it.
+# Not measured here.

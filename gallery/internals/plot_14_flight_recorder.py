@@ -10,7 +10,7 @@ It serves :ref:`internals-flight-recorder`.
 
 # %%
 # The recorder is a ring buffer in memory.
-# ``TORCH_FR_BUFFER_SIZE`` is the number of entries that it keeps; 2000 is the default in torch 2.13, and 0 turns it off.
+# ``TORCH_FR_BUFFER_SIZE`` is the number of entries that it keeps: 2000 by default in torch 2.13; 0 turns it off.
 # The model has two buckets, and a BatchNorm, whose statistics are buffers.
 
 from datetime import timedelta
@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.plotting import ACCENT, INK, MUTED, RANK_COLORS, subplots
@@ -27,7 +27,7 @@ from ddplab.torch_private import flight_records
 
 def two_steps():
     layers = nn.Linear(256, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 256)
-    model = DDP(nn.Sequential(*layers).to(device()), bucket_cap_mb=0.25)
+    model = DistributedDataParallel(nn.Sequential(*layers).to(device()), bucket_cap_mb=0.25)
     for _ in range(2):
         model(torch.randn(8, 256, device=device())).sum().backward()
     return flight_records()
@@ -42,7 +42,7 @@ recorded = launch(two_steps, 2, env={"TORCH_FR_BUFFER_SIZE": "2000"})
 PHASES = {"__init__": "constructor", "_pre_forward": "forward"}
 REASONS = {
     "_verify_param_shape_across_processes": "are the models alike?",
-    "_sync_params_and_buffers": "rank 0's parameters, buffers",
+    "_sync_params_and_buffers": "rank 0's model state",
     "_pre_forward": "rank 0's new bucket layout",
     "_distributed_broadcast_coalesced": "rank 0's buffers",
 }
@@ -54,47 +54,45 @@ def explain(entry):
     return phase, REASONS.get(functions[0] if functions else "", "a bucket of gradients")
 
 
-print("  #  phase        operation    elements  type   reason                        innermost frame")
+print("  #  phase        operation    elements  type   reason                      innermost frame")
 for entry in recorded[0]:
     phase, reason = explain(entry)
     frame = entry.frames[0][0] if entry.frames else "–"
     what = f"{entry.operation:10} {entry.elements:10,}  {entry.dtype:5}"
-    print(f"{entry.number:3}  {phase:11}  {what}  {reason:28}  {frame}")
+    print(f"{entry.number:3}  {phase:11}  {what}  {reason:26}  {frame}")
 
 # %%
 # Every rank issued the same operations, of the same sizes, in the same order: the one rule of collectives.
 
 plain = [[(entry.number, entry.operation, entry.elements) for entry in log] for log in recorded]
 assert plain[0] == plain[1]
-counts = {phase: sum(explain(entry)[0] == phase for entry in recorded[0]) for phase in ("constructor", "backward")}
-record("collectives", total=len(plain[0]), **counts)
+phases = [explain(entry)[0] for entry in recorded[0]]
+record("collectives", constructor=phases.count("constructor"), total=len(phases))
 
 fig, ax = subplots(height_in=3.9)
 for entry in recorded[0]:
-    phase, reason = explain(entry)
-    color, hatch = (ACCENT, None) if entry.operation == "all_reduce" else (MUTED, "///")
-    bar = ax.barh(entry.number, entry.elements, color="none", edgecolor=color, hatch=hatch)
-    if hatch is None:
-        bar[0].set_facecolor(color)
-    ax.annotate(f"{entry.operation}: {reason}", (entry.elements, entry.number), (5, 0), textcoords="offset points", va="center", fontsize=8)
-phases = [explain(entry)[0] for entry in recorded[0]]
-starts = [i for i, phase in enumerate(phases) if i == 0 or phases[i - 1] != phase]
+    gradients = entry.operation == "all_reduce"
+    color = {"color": ACCENT} if gradients else {"color": "none", "edgecolor": MUTED, "hatch": "///"}
+    ax.barh(entry.number, entry.elements, **color)
+    text, place = f"{entry.operation}: {explain(entry)[1]}", (entry.elements, entry.number)
+    ax.annotate(text, place, (5, 0), textcoords="offset points", va="center", fontsize=8)
+starts = [i for i in range(len(phases)) if i == 0 or phases[i] != phases[i - 1]]
 for start in starts[1:]:
     ax.axhline(start + 0.5, color=MUTED, linewidth=0.6)
-ax.set_yticks([start + 1 for start in starts], [phases[start] for start in starts])
-ax.set(xscale="log", xlim=(0.7, 3e7), ylim=(len(phases) + 0.6, 0.4), xlabel="elements (log scale)")
+ax.set_yticks([start + 1 for start in starts], [f"{phases[start]}  {start + 1}" for start in starts])
+ax.set(xscale="log", xlim=(0.7, 6e7), ylim=(len(phases) + 0.6, 0.4), xlabel="elements (log scale)")
 ax.set_title("All that DDP sends: constructor and two steps, in order")
 
 # %%
 # A hang
 # ------
-# Now a bug that every team has once: the mean loss is computed with an all-reduce, but only rank 0 logs.
+# Now a bug that many teams meet: the mean loss is an all-reduce, and only rank 0 logs.
 # Rank 0 waits in its fourth collective for a rank that never comes.
-# Here the group's timeout is 2 s, and rank 0 reads its recorder when the time is up.
+# Here the group's timeout is 2 s, and the worker reads its recorder when the time is up.
 
 
 def only_rank_zero_logs():
-    group = dist.new_group(timeout=timedelta(seconds=2), backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
 
     def train_step():
         dist.all_reduce(torch.ones(1000), group=group)
@@ -115,13 +113,47 @@ def only_rank_zero_logs():
 logs = launch(only_rank_zero_logs, 2)
 
 # %%
-# The last number of each rank says who is missing; the frames of the rank that waits say where.
+# The last number of each rank says who is missing, and the frames of the other say where it waits.
+
+MINE = ("train_step", "log_mean_loss")
 
 for rank, log in enumerate(logs):
-    entry = log[-1]
-    _function, file, line = next(frame for frame in entry.frames if frame[0] in ("train_step", "log_mean_loss"))
-    print(f"rank {rank}: last collective #{entry.number}, {entry.operation} of {entry.elements:,} elements, {_function}")
-last = [log[-1].number for log in logs]
-behind = last.index(min(last))
-print(f"rank {behind} never issued #{min(last) + 1}")
-assert last == [4, 3]
+    last = log[-1]
+    function = next(function for function, _file, _line in last.frames if function in MINE)
+    print(f"rank {rank} came to #{last.number}: {last.operation} of {last.elements:5,} elements in {function}")
+numbers = [log[-1].number for log in logs]
+behind = numbers.index(min(numbers))
+print(f"rank {behind} never issued #{numbers[behind] + 1}")
+assert numbers == [4, 3]
+
+# %%
+# The two logs beside each other.
+
+fig, ax = subplots(height_in=1.5)
+for rank, log in enumerate(logs):
+    for entry in log:
+        ax.barh(rank, 0.9, 0.7, entry.number - 0.45, color=RANK_COLORS[rank], alpha=0.4)
+        ax.text(entry.number, rank, f"all_reduce\n{entry.elements:,} elements", ha="center", va="center", fontsize=8)
+ax.barh(behind, 0.9, 0.7, max(numbers) - 0.45, color="none", edgecolor=INK, linestyle="--")
+ax.text(max(numbers), behind, "never issued", ha="center", va="center", fontsize=8)
+ax.set_yticks([0, 1], ["rank 0", "rank 1"])
+ax.set(xticks=range(1, 5), xlabel="number of the collective in its process group", ylim=(1.5, -0.5), xlim=(0.5, 4.5))
+ax.set_title("The last number per rank shows who is missing")
+
+# %%
+# What to notice
+# --------------
+#
+# * The constructor issues :measured:`flight-recorder.constructor`: two ask whether the models are alike,
+#   the others copy rank 0's state, one broadcast per dtype.
+# * The first backward sends all gradients as one bucket; from the second on it is one all-reduce per bucket.
+#   The second forward first broadcasts rank 0's new layout: the index of each parameter, then the size of each bucket.
+# * The loss, the optimizer and ``zero_grad`` do not appear: they send nothing.
+# * The numbers count per process group: compare ranks within one group.
+#   NCCL's watchdog can write the log to a file when a collective times out; on gloo you read it yourself, as here.
+#
+# What this does not mean
+# -----------------------
+#
+# A recorded collective was issued; it need not have finished.
+# On gloo the entry's own state never leaves "scheduled" (torch 2.13), so compare numbers between ranks.

@@ -19,7 +19,7 @@ from mdit_py_plugins.colon_fence import colon_fence_plugin
 from myst_parser.parsers.directives import parse_directive_text
 
 LEVELS = ("core", "deep", "staff")
-OPTIONS = dict.fromkeys(("question", "level", "evidence"), directives.unchanged)
+OPTIONS: dict[str, Any] = dict.fromkeys(("question", "level", "evidence"), directives.unchanged)
 _PARTS = {"interview": ("depth", "follow-ups"), "quiz": ("why",)}
 _INFO = re.compile(r"\{(interview|quiz)\}\s*(.*)")
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -30,7 +30,7 @@ _EVIDENCE = re.compile(r"(lab|claim|section):(\S+)")
 class CardError(ValueError):
     """A card is not as it should be; ``reason`` and ``line`` say what and where, the message says both and the file."""
 
-    def __init__(self, reason: str, path: Path, line: int) -> None:
+    def __init__(self, reason: str, path: Path, line: int) -> None:  # noqa: D107
         super().__init__(f"{path}:{line}: {reason}")
         self.reason, self.line = reason, line
 
@@ -109,7 +109,7 @@ def parse_card(kind: str, name: str, options: dict[str, Any], body: Passage, pat
         if part and not passage.text.strip():
             raise wrong(f"has nothing below '+++ {part}'", passage.line - 1)
         parts[part] = passage
-    head, choices = parts.pop(""), ()
+    head, choices = parts.pop(""), tuple[Option, ...]()
     if kind == "interview":
         if not head.text.strip():
             raise wrong("has no answer")
@@ -128,7 +128,7 @@ def parse_card(kind: str, name: str, options: dict[str, Any], body: Passage, pat
 
 def _split(body: Passage) -> Iterator[tuple[str, Passage]]:
     """The parts of a body by name; the text before the first ``+++`` has the name ''."""
-    name, start, lines, code = "", body.line, [], ""
+    name, start, lines, code = "", body.line, list[str](), ""
     for number, text in enumerate(body.text.splitlines(), body.line):
         fence = re.match(r"\s*(`{3,}|~{3,})", text)
         if fence and (not code or fence[1].startswith(code)):

@@ -86,11 +86,12 @@ class CardDirective(SphinxDirective):
         for part in ("answer", "depth", "follow-ups", "why"):
             if part in source.parts:
                 label = f"Answer: {source.right_letters}" if part == "why" else _LABELS.get(part, "")
-                node += self.parsed(source.parts[part], body.line, card_part(part=part, label=label))
+                part_node = self.parsed(source.parts[part], body.line, card_part(part=part, label=label))
+                node += part_node
         if source.evidence:
             links = nodes.paragraph("", "", *self.evidence(source))
-            inside = node[-1] if source.kind == "quiz" else node  # a quiz shows its evidence with its answer
-            inside += card_part("", links, part="evidence", label=_LABELS["evidence"])
+            evidence = card_part("", links, part="evidence", label=_LABELS["evidence"])
+            (part_node if source.kind == "quiz" else node).append(evidence)  # a quiz shows it with its answer
         return [node]
 
     def inline(self, text: str) -> list[nodes.Node]:

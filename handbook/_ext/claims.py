@@ -13,11 +13,12 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.builders import Builder
 from sphinx.environment import BuildEnvironment
+from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 from claims_page import ShowClaims, add_nodes, claim, claims_list
-from proofs import Proof, ResultsError, read_proofs, read_results, result_of, results_file, test_files
+from proofs import Proof, read_proofs, read_results, result_of, results_file, test_files
 from register import Entry, Problem, Register, complain, stop_on
 
 
@@ -122,7 +123,7 @@ def _unproved(claims: list[Entry], proofs: dict[str, Proof], app: Sphinx) -> Ite
     path = results_file(app.config)
     try:
         kept = read_results(path)
-    except ResultsError as error:
+    except ExtensionError as error:
         yield Problem(str(path), str(error))
         kept = read_results(None)
     for entry in claims:

@@ -95,9 +95,12 @@ class ShowClaims(SphinxPostTransform):
         entry.extend(child.deepcopy() for child in statement.children)
         for reference in entry.findall(addnodes.pending_xref):
             reference["refdoc"] = self.env.docname
+        for link in list(entry.findall(nodes.reference)):
+            if "refid" in link:  # leads to a place beside the claim, not beside its copy
+                link.replace_self(nodes.inline("", "", *link.children))
         state = nodes.inline("", result.state, classes=["claim-state", f"claim-{result.state.replace(' ', '-')}"])
-        where = f" on {result.where}" if result.where else " in this edition"
-        stale = "; stale: the test changed since" if result.stale else ""
+        where = f": {result.where}" if result.where else " in this edition"
+        stale = " · stale: the test changed since" if result.stale else ""
         place = self._link(name, "place", nodes.inline("", "Its place in the text"))
         entry += nodes.paragraph("", "", state, nodes.Text(f"{where}{stale}. "), place, classes=["claim-result"])
         if proof:

@@ -82,8 +82,9 @@ class DeckCard(SphinxDirective):
 
 def _without_links(holder: nodes.Element) -> list[nodes.Node]:
     """Children, with the text of links into the book in place of the links: a deck is a project of its own."""
-    for link in list(holder.findall(addnodes.pending_xref)):
-        if link.get("refexplicit") or link.get("reftype") == "term":
+    for link in list(holder.findall(nodes.Element)):
+        into_book = isinstance(link, addnodes.pending_xref) and (link["refexplicit"] or link["reftype"] == "term")
+        if (into_book or link.get("id_link")) and link.children:  # without a text of its own it would say nothing
             link.replace_self(link.children)
     return list(holder.children)
 

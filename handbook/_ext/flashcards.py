@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Any
 
-import genanki  # type: ignore[import-untyped]
+import genanki
 from docutils import nodes
 from docutils.utils import new_document
 from sphinx.application import Sphinx
@@ -57,9 +57,9 @@ class AnkiBuilder(StandaloneHTMLBuilder):
             css=_CSS,
         )
 
-    def get_outdated_docs(self) -> list[str]:
+    def get_outdated_docs(self) -> Iterator[str]:
         """All: the package is written whole."""
-        return sorted(self.env.found_docs)
+        yield from sorted(self.env.found_docs)
 
     def write_documents(self, docnames: Set[str]) -> None:
         """Render every document, whatever changed."""
@@ -68,10 +68,10 @@ class AnkiBuilder(StandaloneHTMLBuilder):
     def write_doc(self, docname: str, doctree: nodes.document) -> None:
         """Collect the cards of a document."""
         doctree.settings = self.docsettings
-        self.secnumbers = self.fignumbers = {}
+        self.secnumbers, self.fignumbers = {}, {}
         self.imgpath, self.dlpath, self.current_docname = "_images", "_downloads", docname
         for reference in list(doctree.findall(nodes.reference)):
-            if reference.get("internal"):  # leads nowhere in Anki
+            if "://" not in reference.get("refuri", ""):  # leads nowhere in Anki
                 reference.replace_self(nodes.inline("", "", *reference.children))
         for node in doctree.findall(card):
             self.notes.append(self._note(node, docname))

@@ -1,28 +1,25 @@
 """Mathematics as SVG, rendered while the book is built: no script and no font to load.
 
-On the web, in slides and in print the SVG is part of the page, drawn in the colour of the text.
-In the EPUB it is an image file, because a page with SVG in it must be declared as such and Sphinx does not.
-Either way the TeX source is the accessible text.
+The SVG is part of the page, drawn in the colour of the text; `book_epub` makes image files of it.
+The TeX source is the accessible text.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import html
-import posixpath
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ziamath
 from docutils import nodes
 from sphinx.locale import _
 from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
+from ziafont.config import config
 from ziamath.tex import tex2mml
+from ziamath.zmath import Math
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -30,8 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ziamath.config.svg2 = False  # outlines in place: shared glyphs need ids, which would clash between formulas
-ziamath.config.precision = 2
+config.svg2 = False  # outlines in place: shared glyphs need ids, which would clash between formulas
+config.precision = 2
 
 EM_PX = 24.0  # the size at which ziamath draws; its smallest glyph is relative to this default too
 MARGIN_PX = 0.5  # room for glyphs that lean out of their box
@@ -53,16 +50,14 @@ class Drawing:
     height_em: float
     depth_em: float  # how far it reaches below the baseline
 
-    def svg(self, tex: str, *, inline: bool, standalone: bool = False) -> str:
-        """The SVG element; ``standalone`` gives a file of its own, whose text colour is black."""
+    def svg(self, tex: str, *, inline: bool) -> str:
+        """The SVG element; in a line of text it sits on the baseline."""
         name = html.escape(tex, quote=True)
-        space = 'xmlns="http://www.w3.org/2000/svg" ' if standalone else ""
-        fill = "black" if standalone else "currentColor"
         align = f"vertical-align:{-self.depth_em:.3f}em;" if inline else ""
         style = f"width:{self.width_em:.3f}em;height:{self.height_em:.3f}em;{align}"
         return (
-            f'<svg {space}class="math-svg" role="img" aria-label="{name}" viewBox="{self.view_box}" style="{style}" '
-            f'fill="{fill}" stroke="none" overflow="visible"><title>{html.escape(tex)}</title>{self.paths}</svg>'
+            f'<svg class="math-svg" role="img" aria-label="{name}" viewBox="{self.view_box}" style="{style}" '
+            f'fill="currentColor" stroke="none" overflow="visible"><title>{html.escape(tex)}</title>{self.paths}</svg>'
         )
 
 
@@ -79,7 +74,7 @@ def draw(tex: str, *, inline: bool) -> Drawing:
         plain = rf"\begin{{aligned}}{plain}\end{{aligned}}"
     try:
         root = _mend(ET.fromstring(tex2mml(plain, inline=inline)), display=not inline)
-        formula = ziamath.Math(root, size=EM_PX, margin=MARGIN_PX)
+        formula = Math(root, size=EM_PX, margin=MARGIN_PX)
         svg = formula.svgxml()
     except ValueError:
         raise
@@ -154,22 +149,10 @@ def visit_displaymath(self: HTML5Translator, node: nodes.math_block) -> None:
 def _formula(self: HTML5Translator, node: nodes.Element, tex: str, *, inline: bool) -> str:
     tex = tex.strip()
     try:
-        drawing = draw(tex, inline=inline)
+        return draw(tex, inline=inline).svg(tex, inline=inline)
     except ValueError as error:
         logger.warning("mathematics cannot be drawn (%s): %s", error, tex, location=node, type="math", subtype="tex")
         return f'<code class="math-error">{html.escape(tex)}</code>'
-    if self.builder.name != "epub":
-        return drawing.svg(tex, inline=inline)
-    content = drawing.svg(tex, inline=inline, standalone=True)
-    name = f"math-{hashlib.sha256(content.encode()).hexdigest()[:16]}.svg"
-    path = Path(self.builder.outdir, self.builder.imagedir, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8")
-    align = f"vertical-align:{-drawing.depth_em:.3f}em;" if inline else ""
-    return (
-        f'<img class="math-svg" src="{posixpath.join(self.builder.imgpath, name)}" alt="{html.escape(tex, quote=True)}" '
-        f'style="width:{drawing.width_em:.3f}em;height:{drawing.height_em:.3f}em;{align}"/>'
-    )
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """``{measured}``: a number in prose that a lab recorded, so that text and figure cannot disagree.
 
-``{measured}`bucket-sweep.best_cap` `` gives value and unit; a format can follow: ``{measured}`bucket-sweep.best_cap:.1f` ``.
+``{measured}`bucket-sweep.best_cap` `` gives value and unit; ``{measured}`bucket-sweep.best_cap:.1f` `` in that format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sphinx.util.docutils import SphinxRole
 from sphinx.writers.html5 import HTML5Translator
 
 import labs
-from proofs import ran_on
+from lab_embed import stamp_text
 from register import complain
 
 _TARGET = re.compile(r"(?P<lab>[a-z0-9-]+)\.(?P<name>\w+)(:(?P<format>.+))?")
@@ -58,7 +58,7 @@ class MeasuredRole(SphinxRole):
                 f"{lab.id} recorded no {target['name']!r}, but {', '.join(evidence['values']) or 'nothing'}"
             )
         text = value_text(kept["value"], kept["unit"], target["format"])
-        return measured("", text, source=f"{lab.id}.{target['name']}, measured on {ran_on(evidence)}")
+        return measured("", text, source=f"lab {lab.id}: {stamp_text(evidence)}")
 
 
 def value_text(value: float | str, unit: str, spec: str | None = None) -> str:

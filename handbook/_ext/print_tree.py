@@ -1,29 +1,17 @@
-"""From a page of the web to a page of a book: what changes in the HTML of one document before it is printed.
+"""Pages as element trees: read them, walk them, change them, write them.
 
-Each function takes an element tree and changes it in place.
-Ids get the name of their document, so that many documents can share one PDF.
+What print and EPUB change in a page is in `print_page` and `book_epub`; here is what both, and the decks, need for it.
 """
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 
 import tinyhtml5
 
-SCHEME = "bookpdf:"  # how the builder writes a link to a document, until `links` makes an anchor of it
-CODE_COLUMNS = 84  # a longer line may wrap in print; its continuation is then marked
-XREF_CLASSES = {"std-ref", "std-doc", "std-numref", "doc", "eqno-ref"}  # references that get a page number
-
-_SVG = "{http://www.w3.org/2000/svg}"
-_DROPPED_TAGS = {"script", "style", "button", "nav", "input", "link", "template"}
-_DROPPED_CLASSES = {
-    "headerlink", "copybtn", "toctree-wrapper", "no-print", "footnotes",
-    "sphx-glr-download-link-note", "sphx-glr-footer", "sphx-glr-signature", "sphx-glr-timing", "sphx-glr-thumbnails",
-    "sd-summary-state-marker",
-}  # fmt: skip
+SVG = "{http://www.w3.org/2000/svg}"  # tags of drawings begin with it; other tags have no name space
 
 
 def parse(body: str) -> ET.Element:
@@ -34,28 +22,10 @@ def parse(body: str) -> ET.Element:
     return page
 
 
-def prepare(page: ET.Element, docname: str, image_text: Callable[[str], str | None]) -> None:
-    """Everything that does not depend on which other documents are in the PDF.
-
-    Args:
-        page: the document's body.
-        docname: its name.
-        image_text: gives the text of an SVG image from its ``src``, or None for another kind of image.
-    """
-    drop_screen_parts(page)
-    anchors_and_links(page, docname)
-    footnotes(page)
-    unfold(page)
-    for pre in [element for element in walk(page) if element.tag == "pre"]:
-        code_lines(pre)
-    figures(page, image_text)
-    mark_references(page)
-
-
 def walk(root: ET.Element) -> Iterator[ET.Element]:
     """Every element in document order, without what is inside of SVG."""
     yield root
-    if not root.tag.startswith(_SVG):
+    if not root.tag.startswith(SVG):
         for child in list(root):
             yield from walk(child)
 
@@ -91,205 +61,13 @@ def anchor(docname: str, target: str = "") -> str:
     return f"{key}--{target}" if target else key
 
 
-def drop_screen_parts(page: ET.Element) -> None:
-    """Remove what only a screen can use: navigation, buttons, form fields."""
-    parent = parents(page)
-    for element in list(walk(page)):
-        if element.tag in _DROPPED_TAGS or classes(element) & _DROPPED_CLASSES:
-            owner = parent.get(element)
-            if owner is not None and element in list(owner):
-                replace(owner, element, None)
-
-
-def anchors_and_links(page: ET.Element, docname: str) -> None:
-    """Prefix ids with the document's name; make every link to a document a link inside of the PDF."""
-    for element in walk(page):
-        if "id" in element.attrib and not element.tag.startswith(_SVG):
-            element.set("id", anchor(docname, element.attrib["id"]))
-        href = element.get("href", "")
-        if element.tag != "a" or not href:
-            continue
-        if href.startswith("#"):
-            element.set("href", "#" + anchor(docname, href[1:]))
-        elif href.startswith(SCHEME):
-            other, _, target = href.removeprefix(SCHEME).partition("#")
-            element.set("href", "#" + anchor(other, target))
-
-
-def footnotes(page: ET.Element) -> None:
-    """Move each footnote to its first reference, where the style sheet floats it to the foot of the page."""
-    parent = parents(page)
-    notes = {note.get("id"): note for note in walk(page) if note.get("role") == "doc-footnote"}
-    placed: set[str] = set()
-    for call in [element for element in walk(page) if element.get("role") == "doc-noteref"]:
-        target = call.get("href", "#")[1:]
-        note = notes.get(target)
-        if note is None:
-            continue
-        number = "".join(call.itertext()).strip("[] ")
-        if target in placed:
-            again = ET.Element("sup", {"class": "note-again"})
-            ET.SubElement(again, "a", {"href": f"#{target}"}).text = number
-            replace(parent[call], call, again)
-            continue
-        placed.add(target)
-        inline = ET.Element("span", {"class": "footnote", "data-number": number})
-        for part in note:
-            if not classes(part) & {"label", "backrefs"}:
-                part.tag = "span" if part.tag == "p" else part.tag
-                part.set("class", "note-part")
-                part.tail = None
-                inline.append(part)
-        if len(inline):
-            inline[0].set("id", target)
-        replace(parent[call], call, inline)
-        replace(parent[note], note, None)
-    for element in list(walk(page)):
-        if "footnote-list" in classes(element) and len(element) == 0:
-            replace(parent[element], element, None)
-
-
-def unfold(page: ET.Element) -> None:
-    """Open folds; set tabs one after the other, each below its label."""
-    for element in walk(page):
-        names = classes(element)
-        if element.tag == "details":
-            element.set("open", "open")
-        elif "sd-tab-label" in names:
-            element.tag = "p"
-            element.set("class", "tab-label")
-            element.attrib.pop("for", None)
-        elif "further-reading" in (element.get("id") or "") and element.tag == "section":
-            element.set("class", f"{element.get('class', '')} further-reading".strip())
-
-
-def code_lines(pre: ET.Element) -> None:
-    """Make each line of code an element of its own, so that a wrapped line can hang and be marked."""
-    lines: list[ET.Element] = []
-    path: list[ET.Element] = []
-
-    def open_line(stack: list[ET.Element]) -> None:
-        line = ET.Element("span", {"class": "line"})
-        path[:] = [line]
-        for element in stack:
-            kept = {key: value for key, value in element.attrib.items() if key != "id"}
-            path.append(ET.SubElement(path[-1], element.tag, kept))
-        lines.append(line)
-
-    def add(text: str | None, stack: list[ET.Element]) -> None:
-        for number, part in enumerate((text or "").split("\n")):
-            if number:
-                open_line(stack)
-            owner = path[-1]
-            if len(owner):
-                owner[-1].tail = (owner[-1].tail or "") + part
-            else:
-                owner.text = (owner.text or "") + part
-
-    def visit(element: ET.Element, stack: list[ET.Element]) -> None:
-        add(element.text, stack)
-        for child in element:
-            path.append(ET.SubElement(path[-1], child.tag, dict(child.attrib)))
-            visit(child, [*stack, child])
-            path.pop()
-            add(child.tail, stack)
-
-    open_line([])
-    visit(pre, [])
-    while lines and not "".join(lines[-1].itertext()).strip():
-        lines.pop()
-    for line in lines:
-        if len("".join(line.itertext())) > CODE_COLUMNS:
-            line.set("class", "line long")
-            ET.SubElement(line, "span", {"class": "continued"})
-        line.tail = "\n"
-    pre.text = None
-    pre[:] = lines
-
-
-def figures(page: ET.Element, image_text: Callable[[str], str | None]) -> None:
-    """Make SVG images part of the page, with a font that the book has, and give them a name for PDF tags."""
-    parent = parents(page)
-    for image in [element for element in walk(page) if element.tag == "img"]:
-        text = image_text(image.get("src", ""))
-        if text is None:
-            continue
-        svg = next(element for element in parse(text).iter() if element.tag == f"{_SVG}svg")
-        svg.attrib |= {"aria-label": image.get("alt", ""), "role": "img", "class": f"figure {image.get('class', '')}"}
-        if "style" in image.attrib:
-            svg.set("style", image.attrib["style"])
-        replace(parent[image], image, svg)
-    for svg in [element for element in walk(page) if element.tag == f"{_SVG}svg"]:
-        if svg.find(f"{_SVG}title") is None:
-            title = ET.Element(f"{_SVG}title")
-            title.text = svg.get("aria-label") or "decoration"
-            svg.insert(0, title)
-        for element in svg.iter():
-            if "style" in element.attrib:
-                element.set("style", _FONT.sub(_longhand, element.attrib["style"]))
-
-
-_FONT = re.compile(r"font:\s*([^;]*?)(\d[\d.]*px)\s*([^;]*)")
-
-
-def _longhand(match: re.Match[str]) -> str:
-    """WeasyPrint takes the first word of SVG's ``font: bold 10px …`` for the size; write each property out."""
-    weight = "bold" if re.search(r"bold|[6-9]00", match[1]) else "normal"
-    style = "italic" if "italic" in match[1] or "oblique" in match[1] else "normal"
-    family = "Source Code Pro" if "mono" in match[3].lower() else "Source Sans 3"
-    return f"font-size: {match[2]}; font-weight: {weight}; font-style: {style}; font-family: {family}"
-
-
-def mark_references(page: ET.Element) -> None:
-    """Mark real cross references: in print they get a page number, once per paragraph and target."""
-    for block in [element for element in walk(page) if element.tag in {"p", "li", "dd", "td"}]:
-        seen: set[str] = set()
-        for link in [element for element in walk(block) if element.tag == "a"]:
-            href = link.get("href", "")
-            inside = set().union(*(classes(element) for element in walk(link)))
-            if href.startswith("#") and inside & XREF_CLASSES and href not in seen:
-                seen.add(href)
-                link.set("class", f"{link.get('class', '')} page-reference".strip())
-
-
-def shift_headings(page: ET.Element, by: int) -> None:
-    """Lower the headings of a document that stands below another one."""
-    for element in walk(page):
-        if re.fullmatch("h[1-6]", element.tag):
-            element.tag = f"h{min(6, int(element.tag[1]) + by)}"
-
-
-def is_empty(page: ET.Element) -> bool:
-    """Whether nothing but a title is left of a document, as of a list of links."""
-    text = "".join("".join(element.itertext()) for element in page if element.tag != "section")
-    for section in page.iter("section"):
-        text += (section.text or "") + "".join(
-            (child.tail or "") + ("" if re.fullmatch("h[1-6]|section", child.tag) else "".join(child.itertext()) or child.tag)
-            for child in section
-            if child.tag != "span"
-        )
-    return not text.strip()
-
-
-def heading_content(heading: ET.Element) -> ET.Element:
-    """A copy of a heading's content for the table of contents: no ids, no links, no notes."""
-    copy = deepcopy(heading)
-    copy.tail = None
-    owner = parents(copy)
-    for element in list(walk(copy)):
-        element.attrib.pop("id", None)
-        if "footnote" in classes(element):
-            replace(owner[element], element, None)
-        elif element.tag == "a":
-            element.tag = "span"
-    return copy
-
-
 def to_html(root: ET.Element) -> str:
     """HTML of a tree that `parse` made; SVG loses its name spaces, which HTML supplies."""
     plain = deepcopy(root)
     for element in plain.iter():
         element.tag = element.tag.rpartition("}")[2]
         for name in [name for name in element.attrib if name.startswith("{")]:
-            element.set(name.rpartition("}")[2], element.attrib.pop(name))
+            value = element.attrib.pop(name)
+            if "xmlns" not in name:
+                element.set(name.rpartition("}")[2], value)
     return ET.tostring(plain, encoding="unicode", method="html")

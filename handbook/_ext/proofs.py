@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sphinx.config import Config
+from sphinx.errors import ExtensionError
 
 import labs
 from ddplab import evidence
+from lab_embed import stamp_text
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,6 @@ class Result:
     state: str  # "passed", "failed", "skipped" or "not run"
     stale: bool  # the test changed since
     where: str  # hardware, ranks, versions and date; empty if it was not run
-
-
-class ResultsError(ValueError):
-    """The edition's file of results cannot be read."""
 
 
 def test_files() -> list[Path]:
@@ -83,7 +80,7 @@ def _with_helpers(test: ast.FunctionDef, tree: ast.Module, text: str) -> str:
         used += [helper for helper in dict.fromkeys(names) if helper not in used]
     lines = text.splitlines()
     helpers = sorted((node for node in used if node is not test), key=lambda node: node.lineno)
-    return "\n\n\n".join("\n".join(lines[_first_line(node) - 1 : node.end_lineno]) for node in [*helpers, test])
+    return "\n\n".join("\n".join(lines[_first_line(node) - 1 : node.end_lineno]) for node in [*helpers, test])
 
 
 def _is_set(name: ast.Name) -> bool:
@@ -92,7 +89,7 @@ def _is_set(name: ast.Name) -> bool:
 
 def _first_line(node: ast.stmt) -> int:
     decorators = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    return min([node.lineno, *(int(decorator.lineno) for decorator in decorators)])
 
 
 # -- results ----------------------------------------------------------------------------------------
@@ -108,18 +105,15 @@ def read_results(path: Path | None) -> dict[str, Any]:
     """The results file of an edition, as ``tests/claims/conftest.py`` writes it; empty if there is none yet.
 
     Raises:
-        ResultsError: the file is not such a file.
+        ExtensionError: the file is not such a file.
     """
     if path is None or not path.exists():
         return {"results": {}}
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        for claim in kept["results"]:
-            result_of(Proof(claim, Path(__file__), "", 0, ""), kept)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ResultsError(f"no valid file of claims' results ({reason}); record it again, or restore it") from error
-    return dict(kept)
+    kept = labs.read_json(path, "machine", "date", "torch", "results")
+    for claim, result in kept["results"].items():
+        if not isinstance(result, dict) or not {"outcome", "key", "launches"} <= result.keys():
+            raise ExtensionError(f"{path} is damaged (the result of {claim!r} is not complete); record it again")
+    return kept
 
 
 def result_of(proof: Proof | None, kept: dict[str, Any]) -> Result:
@@ -132,18 +126,5 @@ def result_of(proof: Proof | None, kept: dict[str, Any]) -> Result:
     if proof is None or result is None:
         return Result("not run", False, "")
     stale = result["key"] != evidence.key(proof.path)
-    return Result(result["outcome"], stale, ran_on({**kept, "launches": result["launches"]}))
-
-
-def ran_on(kept: dict[str, Any]) -> str:
-    """What evidence was recorded on: ``1 × H200, nccl, 2 and 3 ranks, torch 2.13.0, 2026-11-21``."""
-    launches, machine = kept["launches"], kept["machine"]
-    gpus = {f"{launch['gpus']} × {launch['gpu']}" for launch in launches if launch.get("gpu")}
-    hardware = ", ".join(sorted(gpus)) or f"{machine['cpu']}, {machine['cores']} cores"
-    ranks = [str(count) for count in sorted({launch["ranks"] for launch in launches})]
-    counted = " and ".join(filter(None, [", ".join(ranks[:-1]), *ranks[-1:]])) + (
-        " rank" if ranks == ["1"] else " ranks"
-    )
-    torch = sorted({f"torch {launch['torch']}" for launch in launches})
-    backends = sorted({launch["backend"] for launch in launches})
-    return ", ".join([hardware, *backends, *([counted] if ranks else []), *torch, kept["date"][:10]])
+    ran_on = stamp_text({**kept, "launches": result["launches"], "stale": False})
+    return Result(result["outcome"], stale, ran_on)

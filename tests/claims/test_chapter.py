@@ -1,5 +1,6 @@
 """Claims of the internals chapter that belong to no single lab: orders, traps and 2.13's flags."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -8,14 +9,14 @@ import torch.distributed as dist
 from proof import proves
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch
 
 
 def watched(model, **options):
     """Wrap ``model`` in DDP; the list returned with it gets every bucket that is launched, as parameter shapes."""
-    ddp, launched = DDP(model.to(device()), **options), []
+    ddp, launched = DistributedDataParallel(model.to(device()), **options), []
 
     def hook(state, bucket):
         launched.append([tuple(parameter.shape) for parameter in bucket.parameters()])
@@ -96,7 +97,7 @@ def test_a_gradient_hook_sees_the_local_gradient():
 
     def worker():
         rank, seen = dist.get_rank(), []
-        ddp = DDP(nn.Linear(1, 1, bias=False).to(device()))
+        ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(device()))
         weight = ddp.module.weight
         weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.item()))
         ddp(torch.full((1, 1), rank + 1.0, device=device())).sum().backward()
@@ -107,7 +108,7 @@ def test_a_gradient_hook_sees_the_local_gradient():
 
 @proves("one-backward-per-forward")
 def test_two_forwards_then_two_backwards_synchronize_once():
-    """The first backward disarms the reducer; what the second one adds stays local, without an error."""
+    """The first backward disarms the reducer, so what the second adds stays local; one backward of the sum is fine."""
 
     def worker():
         x = torch.full((1, 1), dist.get_rank() + 1.0, device=device())
@@ -116,9 +117,40 @@ def test_two_forwards_then_two_backwards_synchronize_once():
         first.backward()
         after_first = ddp.module.weight.grad.item()
         second.backward()
-        return len(launched), after_first, ddp.module.weight.grad.item()
+        after_second, launches = ddp.module.weight.grad.item(), len(launched)
+        ddp.zero_grad()
+        (ddp(x).sum() + ddp(x).sum()).backward()
+        return launches, after_first, after_second, ddp.module.weight.grad.item()
 
-    assert launch(worker, 2) == [(1, 1.5, 1.5 + 1.0), (1, 1.5, 1.5 + 2.0)]
+    assert launch(worker, 2) == [(1, 1.5, 1.5 + 1.0, 3.0), (1, 1.5, 1.5 + 2.0, 3.0)]
+
+
+def accumulate(ddp, batches, loss_of):
+    """Add up the gradient of the mean loss over ``batches``; synchronize once, with the last of them."""
+    for i, batch in enumerate(batches):
+        last = i + 1 == len(batches)
+        with contextlib.nullcontext() if last else ddp.no_sync():
+            loss = loss_of(ddp(batch)) / len(batches)
+            loss.backward()
+
+
+@proves("accumulation-pattern")
+def test_the_accumulation_pattern_synchronizes_once_and_gives_the_mean():
+    """The function above on 2, 3 and 4 ranks: one launch of the one bucket, and the mean over all micro-batches."""
+
+    def worker():
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        everything = torch.randn(ranks, 3, 8, 4, generator=torch.Generator().manual_seed(0)).to(device())
+        layer = nn.Linear(4, 1, bias=False)
+        ddp, launched = watched(layer)
+        accumulate(ddp, everything[rank], lambda out: out.square().mean())
+        reference = torch.autograd.grad(layer(everything).square().mean(), layer.weight)[0]
+        return len(launched), (layer.weight.grad - reference).abs().max().item()
+
+    for ranks in (2, 3, 4):
+        for launches, error in launch(worker, ranks):
+            assert launches == 1
+            assert error < 1e-6
 
 
 @proves("unused-leaves-gradients-local")
@@ -134,7 +166,7 @@ def test_before_the_unused_error_gradients_are_local():
             return self.used(x)
 
     def worker():
-        ddp = DDP(Half().to(device()))
+        ddp = DistributedDataParallel(Half().to(device()))
         ddp(torch.full((1, 1), dist.get_rank() + 1.0, device=device())).sum().backward()
         return ddp.module.used.weight.grad.item()
 
@@ -149,7 +181,7 @@ def test_forward_sync_buffers_false_still_copies_buffers_at_construction():
         warnings.simplefilter("ignore")
         norm = nn.BatchNorm1d(4).to(device())
         norm.running_mean.fill_(float(dist.get_rank()))
-        return DDP(norm, **options).module.running_mean.mean().item()
+        return DistributedDataParallel(norm, **options).module.running_mean.mean().item()
 
     assert launch(lambda: worker(forward_sync_buffers=False), 2) == [0.0, 0.0]
     assert launch(lambda: worker(broadcast_buffers=False), 2) == [0.0, 1.0]
@@ -160,7 +192,7 @@ def test_the_first_forward_in_eval_mode_still_broadcasts_buffers():
     """After a training step a forward in eval mode copies rank 0's buffers; the next one copies nothing."""
 
     def worker():
-        ddp = DDP(nn.BatchNorm1d(4).to(device()))
+        ddp = DistributedDataParallel(nn.BatchNorm1d(4).to(device()))
         mean = ddp.module.running_mean
         step(ddp, width=4)
         ddp.eval()
@@ -184,7 +216,7 @@ def test_a_comm_hook_has_to_divide():
             work = dist.all_reduce(bucket.buffer(), async_op=True)
             return work.get_future().then(lambda future: future.value()[0])
 
-        ddp = DDP(nn.Linear(1, 1, bias=False).to(device()))
+        ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(device()))
         ddp.register_comm_hook(None, total)
         ddp(torch.full((1, 1), dist.get_rank() + 1.0, device=device())).sum().backward()
         return ddp.module.weight.grad.item()
@@ -193,13 +225,40 @@ def test_a_comm_hook_has_to_divide():
         assert launch(worker, ranks) == [sum(range(1, ranks + 1))] * ranks
 
 
+def average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    tensor = bucket.buffer().div_(dist.get_world_size())
+    work = dist.all_reduce(tensor, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+@proves("averaging-hook")
+def test_an_averaging_hook_does_what_ddp_does():
+    """The hook above, with its annotations, against no hook: 2 divides exactly, 3 rounds in another place."""
+
+    def worker():
+        gradients = []
+        for hook in (None, average):
+            torch.manual_seed(0)
+            ddp = DistributedDataParallel(nn.Linear(8, 8).to(device()))
+            if hook:
+                ddp.register_comm_hook(None, hook)
+            torch.manual_seed(dist.get_rank())
+            ddp(torch.randn(4, 8).to(device())).square().mean().backward()
+            gradients.append(ddp.module.weight.grad)
+        return torch.equal(*gradients), torch.allclose(*gradients, rtol=1e-5, atol=1e-7)
+
+    assert launch(worker, 2) == [(True, True)] * 2
+    for ranks in (3, 4):
+        assert all(close for _, close in launch(worker, ranks))
+
+
 @proves("join-divisor")
 def test_join_divides_by_the_initial_world_size():
     """Rank 1 has one batch more; its last gradient is halved by default, and whole with the flag off."""
 
     def worker(initial):
         rank, seen = dist.get_rank(), []
-        ddp = DDP(nn.Linear(1, 1, bias=False).to(device()))
+        ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(device()))
         with ddp.join(divide_by_initial_world_size=initial):
             for _ in range(1 + rank):
                 ddp.zero_grad()
@@ -216,7 +275,7 @@ def test_a_different_number_of_parameters_raises_on_every_rank():
     """Rank 1 has one parameter more: the constructor names both counts."""
 
     def worker():
-        DDP(nn.Linear(2, 2, bias=dist.get_rank() == 1).to(device()))
+        DistributedDataParallel(nn.Linear(2, 2, bias=dist.get_rank() == 1).to(device()))
 
     with pytest.raises(LaunchError, match="expects same model across all ranks"):
         launch(worker, 2)
@@ -233,7 +292,7 @@ def test_buckets_have_the_dtype_of_the_parameters():
             dtypes.append(bucket.buffer().dtype)
             return allreduce_hook(None, bucket)
 
-        ddp = DDP(nn.Linear(8, 8).to(device(), dtype))
+        ddp = DistributedDataParallel(nn.Linear(8, 8).to(device(), dtype))
         ddp.register_comm_hook(None, hook)
         with torch.autocast(device().type, dtype=torch.bfloat16, enabled=dtype == torch.float32):
             out = ddp(torch.ones(2, 8, device=device(), dtype=dtype))
@@ -257,3 +316,29 @@ def test_an_environment_variable_moves_the_small_bucket_to_the_end():
 
     assert launch(worker, 2) == [[1, 7]] * 2
     assert launch(worker, 2, env={"DDP_SET_LAST_BUCKET_CAP": "1"}) == [[7, 1]] * 2
+
+
+@proves("output-outside-the-loss")
+def test_an_output_outside_the_loss_makes_its_parameters_unused():
+    """Two outputs, one in the loss: how many steps each setting completes, and what the other layer's gradient is."""
+
+    class TwoOutputs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.a(x), self.b(x)
+
+    def worker(options):
+        ddp = DistributedDataParallel(TwoOutputs().to(device()), **options)
+        for completed in range(4):
+            try:
+                ddp(torch.ones(1, 2, device=device()))[0].sum().backward()
+            except RuntimeError as error:
+                return completed, "Expected to have finished reduction" in str(error)
+        return 4, ddp.module.b.weight.grad
+
+    assert launch(worker, 2, {"find_unused_parameters": True}) == [(4, None)] * 2
+    assert launch(worker, 2, {}) == [(1, True)] * 2
+    assert launch(worker, 2, {"static_graph": True}) == [(2, True)] * 2

@@ -16,8 +16,8 @@ sys.path.insert(0, str(EXTENSIONS))
 CONF = f"""
 import sys
 sys.path.insert(0, {str(EXTENSIONS)!r})
-project, author, release = "The Sample Book", "The authors", "1.0"
-extensions = ["myst_parser", "sphinx_design", "math_svg", "book_pdf"]
+project, author, copyright, version, release = "The Sample Book", "The authors", "The authors", "1.0", "1.0"
+extensions = ["myst_parser", "sphinx_design", "math_svg", "book_pdf", "book_epub"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_block", "attrs_inline"]
 html_math_renderer = "ziamath"
 html_theme = "furo"
@@ -28,15 +28,14 @@ bookpdf_subtitle = "A book for tests"
 bookpdf_manifest = "manifest.json"
 epub_basename = "sample"
 epub_show_urls = "no"
+epub_tocscope = "includehidden"
+epub_tocdepth = 4
 epub_css_files = ["epub.css"]
-epub_exclude_files = ["_static/print.css", "_static/cover.svg"]
-epub_fix_images = False
-suppress_warnings = ["epub.unknown_project_files"]
 exclude_patterns = ["_build"]
 """
 
-MANIFEST = """{"edition": "sample", "machine": {"cpu": "A processor", "cores": 2, "python": "3.11.7"}, "torch": "2.13.0",
-"gpu": null, "scripts": {"one": {"key": "0", "date": "2026-01-02T03:04:05"}}}"""
+MANIFEST = """{"edition": "sample", "machine": {"cpu": "A processor", "cores": 2, "python": "3.11.7"},
+"torch": "2.13.0", "gpu": null, "scripts": {"one": {"key": "0", "date": "2026-01-02T03:04:05"}}}"""
 
 INDEX = """# The Sample Book
 
@@ -50,7 +49,9 @@ second
 ```
 """
 
-LISTING = "\n".join(f"line_{n:03d} = {'f' * (n % 7)}(n={n})  # comment {'x' * (n * 3 % 95)} end{n:03d}" for n in range(150))
+LISTING = "\n".join(
+    f"line_{n:03d} = {'f' * (n % 7)}(n={n})  # comment {'x' * (n * 3 % 95)} end{n:03d}" for n in range(150)
+)
 
 FIRST = f"""(first-top)=
 # The first chapter
@@ -70,7 +71,9 @@ Equation {{eq}}`mean` is a mean. See {{ref}}`the other chapter <second-target>` 
 An [external link](https://example.org/a/long/path) has no address in print.
 
 $$
-t = \\max\\left(T_{{\\text{{backward}}}}, \\sum_{{b}} \\left( \\alpha + \\beta n_b \\right)\\right) + T_{{\\text{{forward}}}} + T_{{\\text{{optimizer}}}} + T_{{\\text{{everything else that takes time in a step}}}}
+t = \\max\\left(T_{{\\text{{backward}}}}, \\sum_{{b}} \\left( \\alpha + \\beta n_b \\right)\\right)
+ + T_{{\\text{{forward}}}} + T_{{\\text{{optimizer}}}}
+ + T_{{\\text{{everything else that takes time in a step}}}}
 $$
 
 ## Lists and folds
@@ -117,9 +120,10 @@ What to see in this figure.
 grad 1.0</pre></div><div class="lane r1"><span class="lane-name">rank 1</span><pre>loss 0.7
 grad 1.0</pre></div></div>
 
-<div class="claim"><p>Gradients are equal on all ranks. <a class="tick" href="second.html">✓</a></p></div>
+<div class="claim"><p>Gradients are equal on all ranks. <a class="tick" href="#first-top">✓</a></p></div>
 
-<details class="interview"><summary>Why in reverse order?</summary><p>Because the last layer's gradient is ready first.</p></details>
+<details class="card interview"><summary class="card-question">Why in reverse order?</summary>
+<p>Because the last layer's gradient is ready first.</p></details>
 
 ## A long listing
 
@@ -159,7 +163,11 @@ SECOND = """# The second chapter
 (second-target)=
 ## A target section
 
-Back to {doc}`first`. A [dead link](#nowhere-at-all) is reported.
+Back to {doc}`first`.
+
+```{only} builder_bookpdf
+A [dead link](#nowhere-at-all) is reported.
+```
 """
 
 

@@ -1,0 +1,161 @@
+"""
+torch.compile splits its graph at bucket borders
+================================================
+
+A compiled model is best as one graph, and DDP wants gradients early, a bucket at a time.
+Who gives way?
+This lab counts the graphs at several bucket caps, and then measures why the compiler gives way.
+It serves :ref:`internals-compile`.
+"""
+
+# %%
+# Eight layers of exactly 1 MiB each.
+# The backend compiles nothing: it notes how many layers each graph has that it is asked to compile.
+# (The model has a class of its own, because torch 2.13 captures no graph from a bare ``nn.Sequential`` inside DDP.)
+
+import time
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import LaunchError, device, launch, record
+from ddplab.buckets import MIB, assign
+from ddplab.plotting import ACCENT, MUTED, subplots
+from ddplab.torch_private import ddp_facts, set_ddp_optimizer
+
+LAYERS = 8
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(LAYERS))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+def count(cap_mib):
+    graphs = []
+
+    def note(graph, inputs):
+        graphs.append(sum("linear" in str(node.target) for node in graph.graph.nodes if node.op == "call_function"))
+        return graph.forward
+
+    ddp = DistributedDataParallel(Stack().to(device()), bucket_cap_mb=cap_mib)
+    compiled = torch.compile(ddp, backend=note)
+    for _ in range(3):
+        compiled(torch.randn(4, 512, device=device())).sum().backward()
+    buckets = ddp_facts(ddp)["rebuilt_bucket_sizes"].split(", ")
+    return graphs, [int(size) // MIB for size in buckets[::-1]]
+
+
+# %%
+# ``bucket_cap_mb=None`` is the default: 1 MiB for the first bucket, 25 MiB for the others.
+# Layers are listed in the order of the forward, so the first bucket of the backward is the rightmost.
+
+splits = {cap: launch(count, 2, cap, quiet=True)[0] for cap in (None, 1, 2, 4)}
+print("bucket_cap_mb   DDP's buckets   graphs   layers per bucket         layers per graph")
+for cap, (graphs, buckets) in splits.items():
+    each = f"{'+'.join(map(str, buckets)):24}  {'+'.join(map(str, graphs))}"
+    print(f"{cap or 'default':>13}   {len(buckets):13}   {len(graphs):6}   {each}")
+
+# %%
+# With the defaults, and at 1 MiB, there is one graph per bucket.
+# At 2 and 4 MiB there is one graph more, because the compiler does its own counting.
+# It always closes its first group at 1 MiB, while an explicit ``bucket_cap_mb`` is the cap of DDP's first bucket too.
+# The greedy rule of DDP with that first cap predicts the graphs:
+
+for cap, (graphs, _buckets) in splits.items():
+    groups = assign([MIB] * LAYERS, cap_bytes=(cap or 25) * MIB, first_cap_bytes=MIB)
+    assert [len(group) for group in groups] == graphs[::-1]
+
+fig, axes = subplots(len(splits), 1, height_in=3.6, sharex=True)
+for ax, (cap, (graphs, buckets)) in zip(axes, splits.items(), strict=True):
+    for y, parts in enumerate((buckets, graphs)):
+        for i, n in enumerate(parts):
+            ax.barh(y, n - 0.08, 0.72, sum(parts[:i]) + 0.04, color=(MUTED, ACCENT)[y], alpha=0.45)
+            ax.text(sum(parts[:i]) + n / 2, y, f"{n} MiB", ha="center", va="center", fontsize=8)
+    ax.set_yticks([0, 1], ["buckets", "graphs"])
+    ax.set(ylim=(1.5, -0.5), xlim=(0, LAYERS), xticks=[])
+    ax.set_title(f"bucket_cap_mb={cap}" + (" (1 MiB, then 25)" if cap is None else ""), fontsize=9)
+axes[-1].set_xticks([layer + 0.5 for layer in range(LAYERS)], range(1, LAYERS + 1))
+axes[-1].set_xlabel("layer, in the order of the forward")
+
+# %%
+# The compiler's counting has one sharp edge: a cap below 1 MiB is refused, by an assertion in the first forward.
+
+try:
+    launch(count, 2, 0.5, quiet=True)
+except LaunchError as error:
+    print(str(error).splitlines()[-1])
+
+# %%
+# Why split at all?
+# -----------------
+# The backward of a graph is one node for autograd: its gradients appear together, when all of it is done.
+# With one graph for the whole model, no all-reduce could start before the last gradient is there.
+# The same model again, now with a real backward graph (``aot_eager``), split and not split, beside eager.
+# A comm hook notes when each bucket is launched; the fastest of five backwards is kept.
+
+
+def launches(kind):
+    set_ddp_optimizer(kind != "one graph")
+    ddp, launched = DistributedDataParallel(Stack().to(device()), bucket_cap_mb=1), []
+
+    def hook(state, bucket):
+        launched.append(time.perf_counter())
+        return allreduce_hook(None, bucket)
+
+    ddp.register_comm_hook(None, hook)
+    model = ddp if kind == "eager" else torch.compile(ddp, backend="aot_eager")
+    runs = []
+    for _ in range(8):
+        loss = model(torch.ones(512, 512, device=device())).sum()
+        launched.clear()
+        started = time.perf_counter()
+        loss.backward()
+        ended = time.perf_counter()
+        runs.append((1e3 * (ended - started), [1e3 * (at - started) for at in launched]))
+    return min(runs[3:])  # the first three rebuild buckets and compile
+
+
+timelines = {kind: launch(launches, 2, kind, quiet=True)[0] for kind in ("eager", "split", "one graph")}
+print("            first launch   last launch   end of backward")
+for kind, (end_ms, launched_ms) in timelines.items():
+    print(f"{kind:9}   {launched_ms[0]:9.1f} ms   {launched_ms[-1]:8.1f} ms   {end_ms:12.1f} ms")
+    assert len(launched_ms) == LAYERS
+    record("ms", **{f"{kind.replace(' ', '_')}_first": launched_ms[0], f"{kind.replace(' ', '_')}_end": end_ms})
+
+# %%
+# Grey is the backward, each line in it the launch of one bucket.
+
+fig, ax = subplots(height_in=2.2)
+for y, (end_ms, launched_ms) in enumerate(timelines.values()):
+    ax.barh(y, end_ms, 0.5, color=MUTED, alpha=0.3)
+    ax.plot(launched_ms, [y] * LAYERS, "|", color=ACCENT, markersize=16, markeredgewidth=1.8)
+ax.set_yticks(range(3), ["eager", "compiled, split", "compiled, one graph"])
+ax.set(ylim=(2.5, -0.5), xlabel="ms since the start of the backward")
+ax.set_title("One graph launches every bucket late and at once")
+
+# %%
+# What to notice
+# --------------
+#
+# * Split, the first bucket leaves after :measured:`compile-splits.split_first:.0f`;
+#   as one graph, after :measured:`compile-splits.one_graph_first:.0f`.
+# * The compiler (``DDPOptimizer`` in ``torch/_dynamo/backends/distributed.py``) reads the cap from the DDP module.
+#   So wrap in DDP first and compile the wrapped model, or compile inside; it finds the module in both cases.
+# * An explicit ``bucket_cap_mb`` above 1 MiB shifts the graphs by one against DDP's buckets (torch 2.13).
+#   A bucket then has to wait for the backward of two graphs.
+#
+# What this does not mean
+# -----------------------
+#
+# More graphs are not better: each border stops the compiler from fusing across it.
+# The times are those of ``aot_eager``, which generates no code, on ranks that share this machine;
+# they show the order of events, not what inductor gains.

@@ -1,0 +1,270 @@
+"""``{lab-figure}``, ``{lab-output}`` and ``{lab-code}``: pieces of labs in chapters, in other labs and in decks.
+
+They read what sphinx-gallery generated for the lab, so that a piece is never a copy that can go stale,
+and each says what it ran on.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+import re
+import textwrap
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+from sphinx.util import parselinenos
+from sphinx.util.docutils import SphinxDirective
+
+import labs
+from register import complain
+
+_OUTPUT = re.compile(r"^\.\. rst-class:: sphx-glr-script-out\n\n \.\. code-block:: \S+\n((?:\n|  .*\n?)+)", re.MULTILINE)
+
+
+class EmbedError(ValueError):
+    """A piece cannot be shown; the message says why and what there is instead."""
+
+
+def stamp_text(evidence: dict[str, Any]) -> str:
+    """What a lab ran on: ``2 ranks · gloo · AMD EPYC, 2 cores · torch 2.13.0 · 2026-11-21``."""
+    launches, machine = evidence["launches"], evidence["machine"]
+    counts = [str(count) for count in sorted({launch["ranks"] for launch in launches})]
+    ranks = " and ".join(filter(None, [", ".join(counts[:-1]), *counts[-1:]]))
+    gpus = sorted({f"{launch['gpus']} × {launch['gpu']}" for launch in launches if launch.get("gpu")})
+    versions = {
+        f"{name} {str(launch[key]).partition('+')[0]}"
+        for launch in launches
+        for name, key in (("torch", "torch"), ("NCCL", "nccl"))
+        if launch.get(key) and (key != "nccl" or launch["backend"] == "nccl")
+    }
+    parts = [
+        "1 rank" if counts == ["1"] else f"{ranks} ranks" if counts else "",
+        " and ".join(sorted({launch["backend"] for launch in launches})),
+        " and ".join(gpus) or f"{machine['cpu']}, {machine['cores']} cores",
+        " · ".join(sorted(versions, key=str.lower, reverse=True)),
+        evidence["date"][:10],
+        "stale: the script changed since" if evidence["stale"] else "",
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def printed_blocks(generated_rst: str) -> list[str]:
+    """What a lab printed, one text for each cell that printed something, from the file that sphinx-gallery wrote."""
+    found = []
+    for match in _OUTPUT.finditer(generated_rst):
+        lines = textwrap.dedent(match[1]).strip("\n").splitlines()
+        found.append("\n".join(line.rstrip() for line in lines))
+    return found
+
+
+def function_source(script: str, name: str, source: str) -> str:
+    """The source of a function or class of a script, with its decorators.
+
+    Raises:
+        EmbedError: the script has none of that name, or does not parse.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise EmbedError(f"{script}:{error.lineno}: {error.msg}") from error
+    defined = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    if name not in defined:
+        raise EmbedError(f"{script} defines no {name!r}, but {', '.join(defined) or 'nothing'}")
+    node = defined[name]
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
+
+
+def between(script: str, source: str, after: str | None, before: str | None) -> str:
+    """The lines of a script below the first that contains ``after`` and above the next that contains ``before``.
+
+    Raises:
+        EmbedError: a marker is in no line, or nothing is between them.
+    """
+    lines = source.splitlines()
+    start = 0 if after is None else _line_with(script, after, lines, 0) + 1
+    end = len(lines) if before is None else _line_with(script, before, lines, start)
+    text = textwrap.dedent("\n".join(lines[start:end])).strip("\n")
+    if not text:
+        raise EmbedError(f"{script} has nothing between {after!r} and {before!r}")
+    return text
+
+
+def _line_with(script: str, marker: str, lines: list[str], start: int) -> int:
+    for number in range(start, len(lines)):
+        if marker in lines[number]:
+            return number
+    raise EmbedError(f"{script} has no line with {marker!r}" + (f" below line {start}" if start else ""))
+
+
+# -- directives -------------------------------------------------------------------------------------
+
+
+class Embed(SphinxDirective):
+    """Common to all: find the lab, show the piece, or say what is wrong."""
+
+    required_arguments = 1
+    optional_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Make the nodes; a piece that cannot be shown is reported and left out."""
+        try:
+            lab = self.lab()
+            return self.show(lab)
+        except (EmbedError, ExtensionError) as error:
+            complain(self.env, f"{self.name} {self.arguments[0]!r}: {error}", self.lineno)
+            return []
+
+    @abstractmethod
+    def show(self, lab: labs.Lab) -> list[nodes.Node]:
+        """The nodes of the piece."""
+
+    def lab(self) -> labs.Lab:
+        """The lab that is named."""
+        name, known = self.arguments[0], labs.all_labs()
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            raise EmbedError(f"there is no such lab{meant}; there are: {', '.join(known) or 'none'}")
+        return known[name]
+
+    def number(self, what: str, available: int) -> int:
+        """The number behind the lab's id, counted from 1."""
+        given = self.arguments[1] if len(self.arguments) > 1 else ""
+        if not given.isdigit() or not 1 <= int(given) <= available:
+            there_are = f"it has {available or 'no'} {what}{'' if available == 1 else 's'}"
+            raise EmbedError(f"{what} {given or '(no number)'} is not there; {there_are}, counted from 1")
+        return int(given)
+
+    def read(self, path: Path) -> str:
+        """A generated file; the document is read again when it changes."""
+        self.env.note_dependency(path)
+        if not path.exists():
+            raise EmbedError(f"{path} is not there; `make html` generates it")
+        return path.read_text(encoding="utf-8")
+
+    def stamp(self, lab: labs.Lab) -> nodes.paragraph:
+        """What it ran on, as a link to the lab where the lab is part of the same project."""
+        self.env.note_dependency(lab.evidence_file)
+        return self.link(lab, stamp_text(labs.lab_evidence(lab)))
+
+    def link(self, lab: labs.Lab, text: str) -> nodes.paragraph:
+        """Small print below the piece."""
+        shown: nodes.Node = nodes.inline("", text)
+        if lab.docname in self.env.found_docs:
+            where = {"refdomain": "std", "reftype": "doc", "reftarget": f"/{lab.docname}", "refdoc": self.env.docname}
+            shown = addnodes.pending_xref("", shown, refexplicit=True, refwarn=True, **where)
+        return nodes.paragraph("", "", shown, classes=["stamp"])
+
+
+class LabFigure(Embed):
+    """The K-th figure of a lab; the content is its caption."""
+
+    has_content = True
+    option_spec: ClassVar[Any] = {
+        "alt": directives.unchanged,
+        "name": directives.unchanged,
+        "class": directives.class_option,
+    }
+
+    def show(self, lab: labs.Lab) -> list[nodes.Node]:
+        """A figure node, so that it is numbered and can be referred to."""
+        alt = " ".join((self.options.get("alt") or "").split())
+        if not alt:
+            raise EmbedError("add :alt: and say what the figure shows, for those who cannot see it")
+        pattern = f"sphx_glr_{lab.script.stem}_[0-9]*"
+        images = sorted((lab.generated / "images").glob(pattern))
+        stamp = self.stamp(lab)  # first: without evidence nothing was generated
+        image = images[self.number("figure", len(images)) - 1]
+        uri = "/" + Path(os.path.relpath(image, self.env.srcdir)).as_posix()
+        figure = nodes.figure("", nodes.image(uri=uri, alt=alt), classes=["lab-figure", *self.options.get("class", [])])
+        self.set_source_info(figure)
+        self.set_source_info(figure[0])
+        said = nodes.Element()
+        self.state.nested_parse(self.content, self.content_offset, said)
+        legend = nodes.legend()
+        for place, child in enumerate(said.children):
+            if place == 0:
+                if not isinstance(child, nodes.paragraph):
+                    raise EmbedError("the caption must be a paragraph")
+                figure += nodes.caption(child.rawsource, "", *child.children)
+            else:
+                legend += child
+        legend += stamp
+        figure += legend
+        self.add_name(figure)
+        return [figure]
+
+
+class LabOutput(Embed):
+    """The K-th printed block of a lab, or some of its lines."""
+
+    option_spec: ClassVar[Any] = {"lines": directives.unchanged_required, "class": directives.class_option}
+
+    def show(self, lab: labs.Lab) -> list[nodes.Node]:
+        """A literal block; `lanes` gives ranks their colours."""
+        stamp = self.stamp(lab)
+        blocks = printed_blocks(self.read(lab.generated / f"{lab.script.stem}.rst"))
+        text = blocks[self.number("printed block", len(blocks)) - 1]
+        if "lines" in self.options:
+            text = self._some(text.splitlines())
+        block = nodes.literal_block(text, text, language="none", xml_space="preserve")
+        self.set_source_info(block)
+        return [nodes.container("", block, stamp, classes=["lab-output", *self.options.get("class", [])])]
+
+    def _some(self, lines: list[str]) -> str:
+        asked = self.options["lines"]
+        try:
+            numbers = parselinenos(asked, len(lines))
+        except ValueError as error:
+            raise EmbedError(f":lines: {asked} is no list of lines; write it like 1-3,7") from error
+        if not numbers or max(numbers) >= len(lines):
+            raise EmbedError(f":lines: {asked} is outside of the block, which has {len(lines)} lines")
+        return "\n".join(lines[number] for number in numbers)
+
+
+class LabCode(Embed):
+    """Code of a lab's script: functions by name, or what stands between two lines."""
+
+    optional_arguments = 0
+    option_spec: ClassVar[Any] = {
+        "function": directives.unchanged_required,
+        "start-after": directives.unchanged_required,
+        "end-before": directives.unchanged_required,
+        "lines": directives.unchanged_required,
+        "class": directives.class_option,
+    }
+    _some = LabOutput._some
+
+    def show(self, lab: labs.Lab) -> list[nodes.Node]:
+        """A literal block in Python, and which lab it is from."""
+        source = self.read(lab.script)
+        name, after, before = (self.options.get(option) for option in ("function", "start-after", "end-before"))
+        if bool(name) == bool(after or before):
+            raise EmbedError("say either :function: or :start-after: and :end-before:")
+        script = lab.script.name
+        code = between(script, source, after, before)
+        if name:
+            code = "\n\n".join(function_source(script, one, source) for one in name.replace(",", " ").split())
+        if "lines" in self.options:
+            code = textwrap.dedent(self._some(code.splitlines()))
+        block = nodes.literal_block(code, code, language="python", xml_space="preserve")
+        self.set_source_info(block)
+        below = self.link(lab, f"from the lab {lab.id}")
+        return [nodes.container("", block, below, classes=["lab-code", *self.options.get("class", [])])]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives."""
+    app.add_directive("lab-figure", LabFigure)
+    app.add_directive("lab-output", LabOutput)
+    app.add_directive("lab-code", LabCode)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,53 @@
+"""Code in print: each line an element of its own, so that a line that wraps hangs and is marked."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+CODE_COLUMNS = 84  # a longer line may wrap in print; its continuation is then marked
+
+
+def code_lines(pre: ET.Element) -> None:
+    """Make each line of code an element of its own, so that a wrapped line can hang and be marked."""
+    lines: list[ET.Element] = []
+    path: list[ET.Element] = []
+
+    def open_line(stack: list[ET.Element]) -> None:
+        line = ET.Element("span", {"class": "line"})
+        path[:] = [line]
+        for element in stack:
+            kept = {key: value for key, value in element.attrib.items() if key != "id"}
+            path.append(ET.SubElement(path[-1], element.tag, kept))
+        lines.append(line)
+
+    def add(text: str | None, stack: list[ET.Element]) -> None:
+        for number, part in enumerate((text or "").split("\n")):
+            if number:
+                open_line(stack)
+            owner = path[-1]
+            if len(owner):
+                owner[-1].tail = (owner[-1].tail or "") + part
+            else:
+                owner.text = (owner.text or "") + part
+
+    def visit(element: ET.Element, stack: list[ET.Element]) -> None:
+        add(element.text, stack)
+        for child in element:
+            if child.get("class") == "w":  # WeasyPrint would rather break after an element of spaces than later
+                add("".join(child.itertext()) + (child.tail or ""), stack)
+                continue
+            path.append(ET.SubElement(path[-1], child.tag, dict(child.attrib)))
+            visit(child, [*stack, child])
+            path.pop()
+            add(child.tail, stack)
+
+    open_line([])
+    visit(pre, [])
+    while lines and not "".join(lines[-1].itertext()).strip():
+        lines.pop()
+    for line in lines:
+        if len("".join(line.itertext())) > CODE_COLUMNS:
+            line.set("class", "line long")
+            ET.SubElement(line, "span", {"class": "continued"})
+    pre.text = None
+    pre[:] = lines

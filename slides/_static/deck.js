@@ -1,0 +1,22 @@
+// The settings of reveal.js for all decks, and `?dark` or `?light` in the address to choose a scheme.
+const asked = new URLSearchParams(location.search);
+for (const scheme of ["dark", "light"]) {
+  if (asked.has(scheme)) document.documentElement.style.colorScheme = scheme;
+}
+const upright = window.innerWidth < window.innerHeight; // a phone: as much on a slide, set in a column
+const deckConfig = {
+  width: upright ? 660 : 1280,
+  height: upright ? Math.round((660 * window.innerHeight) / window.innerWidth) : 720,
+  margin: 0,
+  minScale: 0.1,
+  maxScale: 4,
+  center: false,
+  hash: true,
+  navigationMode: "linear",
+  slideNumber: "c/t",
+  transition: "none",
+  backgroundTransition: "none",
+  controlsTutorial: false,
+  scrollActivationWidth: null,
+  pdfSeparateFragments: false,
+};

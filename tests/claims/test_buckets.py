@@ -1,0 +1,195 @@
+"""How buckets are filled, rebuilt and launched, read back from a communication hook."""
+
+import torch
+import torch.distributed as dist
+from proof import proves
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import device, launch
+from ddplab.buckets import MIB, assign
+from ddplab.torch_private import ddp_facts
+
+
+def watched_steps(model, inputs, steps, **options):
+    """Train ``model`` under DDP; return (DDP, per step the order of ready gradients, per step the launched buckets).
+
+    Parameters are numbered in order of registration.
+    """
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(model.to(device()), **options)
+    number = {parameter: i for i, parameter in enumerate(ddp.parameters())}
+    ready, launched = [], []
+
+    def note_bucket(state, bucket):
+        launched[-1].append([number[parameter] for parameter in bucket.parameters()])
+        return allreduce_hook(None, bucket)
+
+    ddp.register_comm_hook(None, note_bucket)
+    for parameter in number:
+        parameter.register_post_accumulate_grad_hook(lambda parameter: ready[-1].append(number[parameter]))
+    for _ in range(steps):
+        ready.append([]), launched.append([])
+        ddp(inputs.to(device())).square().mean().backward()
+    return ddp, ready, launched
+
+
+def mlp(width=512, layers=6):
+    return nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)])
+
+
+class Backwards(nn.Module):
+    """Three layers, used in reverse order of registration: the first layer's gradient is ready first."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        for layer in reversed(self.layers):
+            x = layer(x)
+        return x
+
+
+@proves("first-bucket-1mib")
+def test_the_first_bucket_has_a_small_cap_unless_one_is_given():
+    """Layers of 1 MiB: by default the first leaves alone and the next 25 together; with a cap of 3, three and three."""
+
+    def worker(layers, **options):
+        return [len(bucket) for bucket in watched_steps(mlp(layers=layers), torch.ones(2, 512), 2, **options)[2][1]]
+
+    assert launch(worker, 2, 28) == [[1, 25, 2]] * 2
+    assert launch(lambda: worker(8, bucket_cap_mb=3), 2) == [[3, 3, 2]] * 2
+    assert launch(lambda: worker(8, bucket_cap_mb=25), 2) == [[8]] * 2  # the documented default is not the default
+
+
+@proves("buckets-reverse-order")
+def test_the_list_of_buckets_is_reversed_at_construction():
+    """Caps hold at construction with find_unused_parameters=True: packed as registered, last bucket first."""
+
+    def worker(**options):
+        return watched_steps(mlp(layers=5), torch.ones(2, 512), 1, find_unused_parameters=True, **options)[2][0]
+
+    assert launch(lambda: worker(bucket_cap_mb=2), 2) == [[[4], [2, 3], [0, 1]]] * 2
+    assert launch(worker, 2) == [[[1, 2, 3, 4], [0]]] * 2  # so the first cap, 1 MiB, is that of the last bucket
+
+
+@proves("buckets-greedy")
+def test_the_greedy_rule_predicts_the_buckets_of_ddp():
+    """Three models, four caps: what DDP launches after the rebuild is what ``assign`` predicts from sizes and order."""
+    conv = nn.Sequential(*[nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64)) for _ in range(6)])
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(128, 4, 512, batch_first=True), 3)
+
+    def worker(model, inputs, cap_mib):
+        _, (order, _), (_, buckets) = watched_steps(model, inputs, 2, bucket_cap_mb=cap_mib)
+        return [parameter.nbytes for parameter in model.parameters()], order, buckets
+
+    for model, inputs in (mlp(), torch.ones(2, 512)), (conv, torch.ones(2, 64, 6, 6)), (encoder, torch.ones(2, 4, 128)):
+        for cap_mib in (None, 0.1, 1.5, 4):
+            first, cap = (1 * MIB, 25 * MIB) if cap_mib is None else (int(cap_mib * MIB), int(cap_mib * MIB))
+            for sizes, order, buckets in launch(worker, 2, model, inputs, cap_mib):
+                predicted = assign([sizes[i] for i in order], cap, first)
+                assert buckets == [[order[position] for position in bucket] for bucket in predicted]
+
+
+@proves("rebuild-second-forward")
+def test_the_second_forward_rebuilds_in_gradient_ready_order():
+    """One bucket in the first step; from the second on, one per layer, first-ready first, though registered first."""
+
+    def worker():
+        _, ready, launched = watched_steps(Backwards(), torch.ones(2, 512), 4, bucket_cap_mb=1)
+        return ready[0], launched
+
+    for ranks in (2, 3, 4):
+        for order, launched in launch(worker, ranks):
+            assert order == [0, 1, 2]
+            assert launched == [[[0, 1, 2]]] + [[[0], [1], [2]]] * 3
+
+
+@proves("static-graph-rebuilds-later")
+def test_static_graph_rebuilds_at_the_third_forward():
+    """With static_graph=True two steps reduce one bucket; the third has one per layer."""
+
+    def worker():
+        return watched_steps(mlp(layers=3), torch.ones(2, 512), 4, bucket_cap_mb=1, static_graph=True)[2]
+
+    assert [[len(step) for step in launched] for launched in launch(worker, 2)] == [[1, 1, 3, 3]] * 2
+
+
+@proves("unused-never-rebuilds")
+def test_find_unused_parameters_never_rebuilds():
+    """Gradients become ready in another order than the buckets have; five steps later that is still so."""
+
+    def worker():
+        options = {"bucket_cap_mb": 1, "find_unused_parameters": True}
+        ddp, ready, launched = watched_steps(Backwards(), torch.ones(2, 512), 5, **options)
+        return ready, launched, ddp_facts(ddp)["has_rebuilt_buckets"]
+
+    assert launch(worker, 2) == [([[0, 1, 2]] * 5, [[[2], [1], [0]]] * 5, 0)] * 2
+
+
+@proves("one-allreduce-per-bucket")
+def test_a_backward_issues_one_allreduce_per_bucket():
+    """The profiler counts the collectives of one backward: as many all-reduces as buckets, and nothing else."""
+
+    def worker(bucket_cap_mb):
+        ddp = DistributedDataParallel(mlp().to(device()), bucket_cap_mb=bucket_cap_mb)
+        seen = []
+        for _ in range(2):
+            loss = ddp(torch.ones(2, 512, device=device())).sum()
+            with torch.profiler.profile() as profile:
+                loss.backward()
+            seen.append([event.name for event in profile.events() if event.name.startswith(f"{dist.get_backend()}:")])
+        return [[name.split(":")[1] for name in names] for names in seen]
+
+    for ranks in (2, 3, 4):
+        for bucket_cap_mb, buckets in ((1, 6), (2, 3), (4, 2), (25, 1)):
+            results = launch(worker, ranks, bucket_cap_mb)
+            assert results == [[["all_reduce"], ["all_reduce"] * buckets]] * ranks
+
+
+@proves("launch-in-order")
+def test_a_bucket_that_is_ready_first_waits_for_its_turn():
+    """The last bucket is ready first and the first bucket last: nothing leaves before it, then all leave in order."""
+
+    def worker():
+        ddp = DistributedDataParallel(Backwards().to(device()), bucket_cap_mb=1, find_unused_parameters=True)
+        log = []
+
+        def note_bucket(state, bucket):
+            log.append(f"bucket {bucket.index()}")
+            return allreduce_hook(None, bucket)
+
+        ddp.register_comm_hook(None, note_bucket)
+        for i, layer in enumerate(ddp.module.layers):
+            layer.weight.register_post_accumulate_grad_hook(lambda _, i=i: log.append(f"ready {2 - i}"))
+        ddp(torch.ones(2, 512, device=device())).sum().backward()
+        return log
+
+    # Layer i is in bucket 2 − i: "ready 2" is the gradient of bucket 2.
+    assert launch(worker, 2) == [["ready 2", "ready 1", "ready 0", "bucket 0", "bucket 1", "bucket 2"]] * 2
+
+
+@proves("gradients-are-views")
+def test_gradients_share_the_buckets_memory_only_on_request():
+    """Compare where ``.grad`` lives with where the buckets live, in each of three steps."""
+
+    def worker(**options):
+        model = mlp(layers=3).to(device())
+        ddp, shared = DistributedDataParallel(model, bucket_cap_mb=1, **options), []
+
+        def note_bucket(memory, bucket):
+            memory.add(bucket.buffer().untyped_storage().data_ptr())
+            return allreduce_hook(None, bucket)
+
+        ddp.register_comm_hook(memory := set(), note_bucket)
+        for _ in range(3):
+            memory.clear()
+            model.zero_grad(set_to_none=True)
+            ddp(torch.ones(2, 512, device=device())).sum().backward()
+            shared.append([weight.grad.untyped_storage().data_ptr() in memory for weight in model.parameters()])
+        return shared
+
+    assert launch(worker, 2) == [[[False] * 3] * 3] * 2
+    assert launch(lambda: worker(gradient_as_bucket_view=True), 2) == [[[True] * 3] * 3] * 2

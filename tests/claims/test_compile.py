@@ -1,0 +1,48 @@
+"""Where torch.compile cuts the graph of a DDP model."""
+
+import torch
+from proof import proves
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import device, launch
+from ddplab.buckets import MIB, assign
+from ddplab.torch_private import ddp_facts
+
+
+class Stack(nn.Module):
+    """Five layers of 1 MiB each; a bare nn.Sequential would not be captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(5))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@proves("compile-splits-at-buckets")
+def test_graphs_end_where_the_greedy_rule_closes_a_bucket():
+    """A backend that compiles nothing counts the layers of each graph, at the default and at explicit caps."""
+
+    def worker(cap_mib):
+        graphs = []
+
+        def note(graph, inputs):
+            graphs.append(sum("linear" in str(node.target) for node in graph.graph.nodes))
+            return graph.forward
+
+        ddp = DistributedDataParallel(Stack().to(device()), bucket_cap_mb=cap_mib)
+        compiled = torch.compile(ddp, backend=note)
+        for _ in range(3):
+            compiled(torch.ones(2, 512, device=device())).sum().backward()
+        return graphs, len(ddp_facts(ddp)["rebuilt_bucket_sizes"].split(", "))
+
+    for cap_mib in (None, 1, 2):
+        rule = assign([MIB] * 5, cap_bytes=(cap_mib or 25) * MIB, first_cap_bytes=MIB)
+        for graphs, buckets in launch(worker, 2, cap_mib, quiet=True):
+            assert graphs == [len(group) for group in reversed(rule)]
+            if cap_mib is None:
+                assert len(graphs) == buckets == 2

@@ -1,0 +1,24 @@
+"""DDP's own mixed precision, which is not autocast."""
+
+import pytest
+import torch
+from proof import proves
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import LaunchError, launch
+from ddplab.torch_private import mixed_precision
+
+
+@proves("ddp-mixed-precision")
+def test_mixed_precision_fails_on_cpu_tensors():
+    """The same model takes a step without the argument, and raises with it."""
+
+    def worker(**options):
+        ddp = DistributedDataParallel(nn.Linear(4, 1), **options)
+        ddp(torch.ones(2, 4)).sum().backward()
+
+    no_gpu = {"CUDA_VISIBLE_DEVICES": ""}
+    launch(worker, 2, env=no_gpu)
+    with pytest.raises(LaunchError, match="RuntimeError: "):
+        launch(lambda: worker(mixed_precision=mixed_precision(torch.bfloat16)), 2, env=no_gpu)

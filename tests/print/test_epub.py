@@ -1,0 +1,63 @@
+"""The EPUB: valid for epubcheck, and complete."""
+
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+from sample_book import Built, book, sample_epub  # noqa: F401  (fixtures)
+
+from conftest import need
+
+
+@pytest.fixture(scope="module")
+def path(sample_epub: Built) -> Path:  # noqa: F811
+    return sample_epub.out / "sample.epub"
+
+
+@pytest.fixture(scope="module")
+def files(path: Path) -> dict[str, str]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name).decode("utf-8", "replace") for name in archive.namelist()}
+
+
+def check(epub: Path) -> subprocess.CompletedProcess[str]:
+    """Run epubcheck; Debian installs a jar, others a script."""
+    program = need("epubcheck", "epubcheck")
+    jar = Path(program).read_bytes()[:2] == b"PK"
+    command = [need("java", "default-jre-headless"), "-jar", program] if jar else [program]
+    return subprocess.run([*command, str(epub)], capture_output=True, text=True, timeout=120)
+
+
+def test_epubcheck_finds_nothing(path):
+    done = check(path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 warnings" in done.stdout + done.stderr or "No errors or warnings" in done.stdout + done.stderr
+
+
+def test_drawings_are_files_with_a_description(files):
+    page = files["first.xhtml"]
+    assert "<svg" not in page
+    images = re.findall(r"<img [^>]*>", page)
+    assert any(r'alt="\bar g = \frac{1}{p}\sum_r g_r"' in image and "vertical-align" in image for image in images)
+    assert any('alt="A bar for each rank"' in image for image in images)
+    assert all('alt="' in image for image in images)
+    for source in re.findall(r'src="([^"]+)"', page):
+        assert source in files
+
+
+def test_folds_and_tabs_are_complete_without_scripts(files):
+    page = files["first.xhtml"]
+    for part in ("Content of the fold.", "First tab", "Content of the first tab.", "content_of_the_second_tab"):
+        assert part in page
+    assert "<input" not in page
+    assert "<script" not in page
+
+
+def test_only_what_pages_use_is_inside(files):
+    assert not [name for name in files if name.endswith((".js", ".woff2", ".zip", ".ipynb")) or "print.css" in name]
+
+
+def test_contents_list_chapters_and_labs(files):
+    assert all(title in files["nav.xhtml"] for title in ("The first chapter", "The lab one", "The second chapter"))

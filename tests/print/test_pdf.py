@@ -1,0 +1,279 @@
+"""The PDFs, read back: what a reader sees on each page, and what a screen reader is told."""
+
+import builtins
+import re
+import subprocess
+import types
+from pathlib import Path
+
+import pytest
+from pypdf import PdfReader
+from sample_book import LISTING, Built, book, sample_pdfs  # noqa: F401  (fixtures)
+from sphinx.errors import ExtensionError
+
+import book_pdf
+import print_code
+import print_page
+import print_tree
+import weasy
+from conftest import need
+
+FLAT = re.compile(r"\s+")
+
+
+@pytest.fixture(scope="module")
+def whole(sample_pdfs: Built) -> PdfReader:  # noqa: F811
+    return PdfReader(sample_pdfs.out / "sample.pdf")
+
+
+@pytest.fixture(scope="module")
+def texts(whole: PdfReader) -> list[str]:
+    return [page.extract_text() for page in whole.pages]
+
+
+def _bookmarks(reader: PdfReader) -> list[tuple[int, str, int]]:
+    """Depth, title and page number (from 1) of each bookmark."""
+
+    def walk(items, depth):
+        for item in items:
+            if isinstance(item, list):
+                yield from walk(item, depth + 1)
+            else:
+                yield depth, item.title, reader.get_destination_page_number(item) + 1
+
+    return list(walk(reader.outline, 0))
+
+
+def _words(path: Path, page: int) -> list[tuple[float, float, float, float, str]]:
+    """Bounding boxes (left, top, right, bottom in points) and text of the words of a page."""
+    need("pdftotext", "poppler-utils")
+    command = ["pdftotext", "-bbox", "-f", str(page), "-l", str(page), str(path), "-"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r'xMin="([\d.-]+)" yMin="([\d.-]+)" xMax="([\d.-]+)" yMax="([\d.-]+)">([^<]*)', out)
+    return [(*map(float, box), text) for *box, text in found]
+
+
+def _only_page_with(texts: list[str], text: str) -> int:
+    pages = [number for number, content in enumerate(texts, 1) if text in content]
+    assert len(pages) == 1, f"{text!r} is on pages {pages}"
+    return pages[0]
+
+
+def test_one_pdf_for_the_book_and_one_for_each_chapter(sample_pdfs: Built):  # noqa: F811
+    assert {path.name for path in sample_pdfs.out.iterdir()} == {"sample.pdf", "first.pdf", "second.pdf"}
+
+
+def test_cover_names_the_book_and_its_edition(texts):
+    for line in (
+        "The Sample Book",
+        "A book for tests",
+        "Edition sample",
+        "A processor, 2 cores",
+        "Executed 2026-01-02",
+    ):
+        assert line in texts[0]
+
+
+def test_bookmarks_lead_from_chapters_to_sections(whole):
+    found = [(depth, title) for depth, title, _ in _bookmarks(whole)]
+    assert (0, "The first chapter") in found
+    assert (1, "Lists and folds") in found
+    assert (1, "The lab one") in found
+    assert (2, "What to notice") in found
+    assert (0, "The second chapter") in found
+
+
+def test_contents_state_the_pages_where_headings_are(whole, texts):
+    contents = texts[1]
+    checked = 0
+    for depth, title, page in _bookmarks(whole):
+        if title == "Contents" or depth > 1:
+            continue
+        assert re.search(rf"{re.escape(title)}[\s·]*{page}\b", contents), f"{title}: page {page}"
+        assert title in texts[page - 1]
+        checked += 1
+    assert checked >= 7
+
+
+def test_the_empty_list_of_labs_is_left_out(whole):
+    assert "Labs" not in [title for _, title, _ in _bookmarks(whole)]
+
+
+def test_every_line_of_code_is_complete(whole, texts):
+    printed = FLAT.sub("", "".join(re.sub(r"^.*A long listing\n|\n\d+$", "", text) for text in texts))
+    for line in LISTING.splitlines():
+        assert FLAT.sub("", line) in printed, line
+
+
+def test_nothing_reaches_into_the_margins(whole, sample_pdfs):  # noqa: F811
+    for number, page in enumerate(whole.pages, 1):
+        if number == 1:
+            continue
+        width = float(page.mediabox.width)
+        for left, _, right, _, text in _words(sample_pdfs.out / "sample.pdf", number):
+            assert left >= 70 - 0.5, f"page {number}: {text}"
+            assert right <= width - 70 + 0.5, f"page {number}: {text}"
+
+
+def test_folds_and_tabs_are_printed_with_their_labels(texts):
+    text = "\n".join(texts)
+    for part in ("A fold’s title", "Content of the fold.", "First tab", "Content of the first tab.", "Second tab"):
+        assert part in text
+    assert "content_of_the_second_tab = True" in text
+    assert text.index("First tab") < text.index("Content of the first tab") < text.index("Second tab")
+    assert "Because the last layer" in text
+
+
+def test_footnotes_stand_at_the_foot_of_the_page_of_their_call(whole, texts, sample_pdfs):  # noqa: F811
+    page = _only_page_with(texts, "A paragraph with a footnote.")
+    assert _only_page_with(texts, "The text of footnote one") == page
+    assert _only_page_with(texts, "The text of footnote two.") == page
+    words = _words(sample_pdfs.out / "sample.pdf", page)
+    height = float(whole.pages[page - 1].mediabox.height)
+    tops = [top for _, top, _, _, text in words if text == "footnote" and top > height / 2]
+    assert len(tops) == 2
+    assert min(tops) > 0.8 * height
+
+
+def test_figures_and_formulas_are_vectors(whole, texts):
+    assert all(not page.images for page in whole.pages)
+    page = whole.pages[_only_page_with(texts, "Bytes that each rank sends") - 1]
+    fonts = {str(font.get_object()["/BaseFont"]) for font in page["/Resources"]["/Font"].values()}
+    assert any("Source-Sans" in font for font in fonts)
+    assert not any("DejaVu" in font for font in fonts), fonts
+
+
+def test_cross_references_state_their_page_and_others_do_not(whole, texts):
+    target = next(page for _, title, page in _bookmarks(whole) if title == "A target section")
+    text = "\n".join(texts[2:])
+    assert re.search(rf"the other chapter\s+\(p\.\s+{target}\)", text)
+    assert "(p." not in texts[1]
+    assert "✓ (p." not in text
+    assert "Equation (1) is a mean" in FLAT.sub(" ", text)
+
+
+def test_addresses_are_printed_in_further_reading_only(texts):
+    text = "\n".join(texts)
+    assert "https://example.org/paper.pdf" in text
+    assert "https://example.org/a/long/path" not in text
+
+
+def test_running_heads_name_chapter_and_section(texts):
+    page = _only_page_with(texts, "line_100 = ")
+    assert "The first chapter" in texts[page - 1]
+    assert "A long listing" in texts[page - 1]
+    assert texts[page - 1].rstrip().endswith(str(page))
+
+
+def test_a_chapter_alone_has_its_labs_and_no_links_out_of_it(sample_pdfs):  # noqa: F811
+    reader = PdfReader(sample_pdfs.out / "first.pdf")
+    text = "\n".join(page.extract_text() for page in reader.pages)
+    assert "The lab one" in text
+    assert "A target section" not in text
+    assert re.search(r"the other chapter and", FLAT.sub(" ", text))
+    assert "The Sample Book" in reader.pages[0].extract_text()
+
+
+def test_every_link_leads_somewhere(whole):
+    names = set(whole.named_destinations)
+    links = 0
+    for page in whole.pages:
+        for annotation in page.get("/Annots", []):
+            link = annotation.get_object()
+            target = link.get("/Dest") or link.get("/A", {}).get("/D")
+            if target is not None:
+                assert str(target) in names
+                links += 1
+    assert links > 10
+
+
+def test_a_dead_link_is_reported_with_its_document_and_text(sample_pdfs):  # noqa: F811
+    warning = next(line for line in sample_pdfs.warnings.splitlines() if "leads nowhere" in line)
+    assert "second.md" in warning
+    assert "nowhere-at-all" in warning
+    assert "dead link" in warning
+    others = [line for line in sample_pdfs.warnings.splitlines() if line and "nowhere" not in line]
+    assert others == []
+
+
+def test_pdf_is_tagged_and_says_its_language_and_title(whole):
+    catalog = whole.trailer["/Root"]
+    assert catalog["/MarkInfo"]["/Marked"]
+    assert catalog["/Lang"] == "en"
+    assert whole.metadata.title == "The Sample Book"
+    alternatives: list[str] = []
+
+    def walk(node):
+        node = node.get_object()
+        if isinstance(node, list):
+            for child in node:
+                walk(child)
+        elif isinstance(node, dict) and "/S" in node:
+            if node["/S"] == "/Figure":
+                alternatives.append(str(node.get("/Alt", "")))
+            walk(node.get("/K", []))
+
+    for child in catalog["/StructTreeRoot"]["/K"]:
+        walk(child)
+        walk(child.get_object()["/K"])
+    assert "A bar for each rank" in alternatives
+    assert r"\bar g = \frac{1}{p}\sum_r g_r" in alternatives
+    assert all(alternatives)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (OSError("cannot load library 'libpango-1.0-0'"), "apt install libpango-1.0-0 libpangoft2-1.0-0"),
+        (ImportError("No module named 'weasyprint'"), "pip install weasyprint"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_package(monkeypatch, error, advice):
+    real = builtins.__import__
+
+    def refuse(name, *args, **options):
+        if name == "weasyprint":
+            raise error
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ExtensionError, match=re.escape(advice)) as caught:
+        weasy.load_weasyprint()
+    assert caught.value.__suppress_context__
+
+
+def test_a_failure_leaves_no_file(monkeypatch, tmp_path):
+    def fail(content, target, name):
+        target.write_bytes(b"%PDF half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(book_pdf, "write_pdf", fail)
+    monkeypatch.setattr(book_pdf, "assemble", lambda *_: "")
+    monkeypatch.setattr(book_pdf, "cover_lines", lambda _: [])
+    builder = types.SimpleNamespace(sphinx=None, outdir=tmp_path, bodies={}, config=None)
+    with pytest.raises(OSError, match="disk full"):
+        book_pdf.BookPdfBuilder._write(builder, "book", "Book", "", [], toc_levels=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_code_is_split_into_lines_that_keep_their_colours():
+    page = print_tree.parse(
+        '<pre><span></span><span class="k">def</span> f<span class="s">"a\nb"</span>\n\nend\n</pre>'
+    )
+    pre = next(page.iter("pre"))
+    print_code.code_lines(pre)
+    assert ["".join(line.itertext()) for line in pre] == ['def f"a', 'b"', "", "end"]
+    assert [child.get("class") for child in pre[1]] == ["s"]
+
+
+@pytest.mark.parametrize(
+    ("body", "empty"),
+    [
+        ("<section id=a><h1>Labs</h1></section>", True),
+        ("<section><h1>Labs</h1><p>Text.</p></section>", False),
+        ("<section><h1>Labs</h1><section><h2>More</h2></section></section>", True),
+        ("<section><h1>Labs</h1><section><h2>More</h2><img alt=x></section></section>", False),
+    ],
+)
+def test_a_page_with_a_title_only_counts_as_empty(body, empty):
+    assert print_page.is_empty(print_tree.parse(body)) is empty

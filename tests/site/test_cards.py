@@ -1,0 +1,188 @@
+"""Interview cards and quizzes: one source, and how it looks on the web, in print, and in a deck."""
+
+import re
+from pathlib import Path
+
+import pytest
+from bs4 import BeautifulSoup
+from tiny_book import TinyBook
+
+from card_source import CardError
+from cards import read_cards
+
+INTERVIEW = """
+:::{interview} bucket-order
+:question: Why does DDP fill its buckets in *reverse* order: because of `backward`?
+:level: core
+:evidence: lab:bucket-xray section:some-section
+
+Spoken **answer**.
+
++++ depth
+Deeper, with code:
+
+```python
++++ not a part
+```
+
++++ follow-ups
+- **And then?** This.
+:::
+"""
+QUIZ = """
+:::{quiz} no-sync-where
+:question: Where must `no_sync` be entered?
+
+- [ ] around `backward()` only,
+  and nowhere else
+- [x] around both
+- [ ] around `optimizer.step()`
+
++++ why
+The forward decides.
+:::
+"""
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
+    made = TinyBook(tmp_path, monkeypatch)
+    made.write("gallery/internals/plot_05_bucket_xray.py", "")
+    made.write("handbook/labs/internals/plot_05_bucket_xray.rst", ":orphan:\n\nBucket X-ray\n============\n")
+    return made
+
+
+def good(book: TinyBook) -> None:
+    book.chapters(first=f"(some-section)=\n## A section\n{INTERVIEW}\n{QUIZ}")
+
+
+def test_on_the_web_a_card_is_a_fold(book: TinyBook) -> None:
+    good(book)
+    built = book.build()
+    assert built.complaints == ""
+    card = built.page("first").select_one("details.interview#card-bucket-order")
+    assert card["data-level"] == "core"
+    assert card.summary.get_text() == "Why does DDP fill its buckets in reverse order: because of backward? core"
+    assert card.summary.select_one("em, code")
+    assert card.select_one(".card-answer strong")
+    assert "+++ not a part" in card.select_one(".card-depth pre").get_text()
+    assert card.select_one(".card-follow-ups li strong").get_text() == "And then?"
+    links = {link.get_text(): link["href"] for link in card.select(".card-evidence a")}
+    assert links == {"Bucket X-ray": "labs/internals/plot_05_bucket_xray.html", "A section": "#some-section"}
+
+
+def test_on_the_web_a_quiz_has_one_choice_and_a_folded_answer(book: TinyBook) -> None:
+    good(book)
+    quiz = book.build().page("first").select_one("fieldset.quiz")
+    assert [box["type"] for box in quiz.select("input")] == ["radio"] * 3
+    assert {box["name"] for box in quiz.select("input")} == {"card-no-sync-where"}
+    assert [label["class"] for label in quiz.select("label")] == [["quiz-wrong"], ["quiz-right"], ["quiz-wrong"]]
+    assert quiz.select_one("label").get_text().strip() == "around backward() only, and nowhere else"
+    assert quiz.legend.get_text() == "Where must no_sync be entered?"
+    assert quiz.select_one("details .card-label").get_text() == "Answer: B"
+    assert "The forward decides" in quiz.select_one("details").get_text()
+
+
+def test_several_right_options_are_boxes_to_tick(book: TinyBook) -> None:
+    book.chapters(first=QUIZ.replace("[ ] around `opt", "[x] around `opt"))
+    quiz = book.build().page("first").select_one("fieldset.quiz")
+    assert [box["type"] for box in quiz.select("input")] == ["checkbox"] * 3
+    assert quiz.select_one(".card-label").get_text() == "Answer: B, C"
+
+
+def test_the_epub_has_neither_folds_nor_inputs(book: TinyBook) -> None:
+    good(book)
+    built = book.build("epub")
+    page = BeautifulSoup((built.folder / "first.xhtml").read_text(), "html.parser")
+    assert not page.select("details, input, fieldset, summary, legend")
+    assert [item.get_text() for item in page.select("ol.quiz-options[type=A] > li")][1] == "around both"
+    assert "Answer: B" in page.select_one(".quiz").get_text()
+    assert "Spoken answer" in page.select_one(".interview").get_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        (INTERVIEW.replace("Spoken **answer**.", ""), 3, "has no answer"),
+        (INTERVIEW.replace(":level: core\n", ""), 3, "unknown level ''"),
+        (INTERVIEW.replace("core", "expert"), 3, "unknown level 'expert'; take one of core, deep, staff"),
+        (re.sub(":question: .*", ":question:", INTERVIEW), 3, "has no question"),
+        (INTERVIEW.replace("+++ follow-ups", "+++ followups"), 17, "unknown or repeated part '+++ followups'"),
+        (INTERVIEW.replace("bucket-order", "Bucket_order"), 3, "needs an id of small letters"),
+        (INTERVIEW.replace("lab:bucket-xray", "bucket-xray"), 3, "evidence 'bucket-xray'; write lab:ID"),
+        (QUIZ.replace("[x]", "[ ]"), 3, "has no right option"),
+        (QUIZ.replace("- [x] around both\n- [ ] around `optimizer.step()`\n", ""), 3, "at least two options"),
+        (QUIZ.replace("+++ why\nThe forward decides.\n", ""), 3, "does not say why"),
+        (QUIZ.replace("The forward decides.\n", ""), 11, "nothing below '+++ why'"),
+        (QUIZ.replace("- [x] around", "- around"), 8, "a line that is no option: '- around both'"),
+    ],
+)
+def test_a_wrong_card_is_named_with_file_and_line(book: TinyBook, text: str, line: int, says: str) -> None:
+    book.chapters(first=text.lstrip("\n"))
+    path = book.root / "handbook" / "first.md"
+    with pytest.raises(CardError, match=f"{path}:{line}: ") as raised:
+        read_cards(path.parent)
+    assert says in str(raised.value)
+    for _ in range(2):  # an incremental build must not forget it
+        warning = book.build().warnings
+        assert f"{path}:{line}: WARNING: " in warning
+        assert says in warning
+
+
+def test_two_cards_of_one_id_end_every_build(book: TinyBook) -> None:
+    book.chapters(first=QUIZ, second=f"Text.\n{QUIZ}")
+    for _ in range(2):
+        built = book.build()
+        assert built.error == "cards: 1 problem, named above"
+        says = f"the card id 'no-sync-where' is taken by {book.root}/handbook/first.md:3; rename one"
+        assert f"second.md:5: WARNING: {says}" in built.warnings
+    with pytest.raises(CardError, match=r"second.md:5: the id 'no-sync-where' is taken by .*first.md:3"):
+        read_cards(book.root / "handbook")
+    book.chapters(first=QUIZ.lstrip(), second="Nothing.")
+    assert book.build().complaints == ""
+
+
+@pytest.mark.parametrize(
+    ("evidence", "says"),
+    [
+        ("lab:no-lab", "evidence lab:no-lab is no lab"),
+        ("claim:no-claim", "there is no claim 'no-claim'"),
+        ("section:no-label", "no-label"),
+    ],
+)
+def test_evidence_that_is_not_there_is_reported(book: TinyBook, evidence: str, says: str) -> None:
+    book.chapters(first=INTERVIEW.lstrip().replace("lab:bucket-xray section:some-section", evidence))
+    warnings = book.build().warnings
+    assert "first.md:3: WARNING" in warnings
+    assert says in warnings
+
+
+def test_cards_are_found_inside_boxes_and_not_inside_code(book: TinyBook) -> None:
+    book.chapters(first=f"::::{{note}}\n{QUIZ}\n::::\n\n````md\n{INTERVIEW}\n````\n")
+    (found,) = read_cards(book.root / "handbook").values()
+    assert (found.id, found.line, found.chapter, found.right_letters) == ("no-sync-where", 5, "first", "B")
+
+
+def test_a_deck_takes_a_card_as_two_slides_with_notes(book: TinyBook) -> None:
+    book.chapters(first=INTERVIEW.replace("Spoken", "Spoken [link](#some-section)") + QUIZ)
+    book.write("slides/index.md", "# Deck\n\n```{deck-card} bucket-order\n```\n\n```{deck-card} no-sync-where\n```\n")
+    book.write("conf.py", (book.root / "conf.py").read_text() + "extensions.append('sphinx_revealjs')\n")
+    built = book.build("revealjs", source="slides")
+    assert built.complaints == ""
+    slides = [slide for slide in built.page("index").select("section") if not slide.select("section")]
+    titles = [slide.h2.get_text() for slide in slides[1:]]
+    assert titles[0].startswith("Why does DDP fill")
+    assert titles[1::2] == ["Answer", "Answer"]
+    assert "Spoken link answer" in slides[2].get_text()
+    notes = slides[2].select_one("aside.notes")
+    assert notes.select_one("li strong").get_text() == "And then?"
+    assert [item.get_text().strip() for item in slides[3].select("li")][1] == "around both"
+    assert [item.get_text().strip() for item in slides[4].select("li")] == ["around both"]
+    assert "The forward decides" in slides[4].select_one("aside.notes").get_text()
+
+
+def test_a_deck_with_an_unknown_card_is_told_which_are_near(book: TinyBook) -> None:
+    good(book)
+    book.write("slides/index.md", "# Deck\n\n```{deck-card} bucket-orders\n```\n")
+    warnings = book.build(source="slides").warnings
+    assert "index.md:3: WARNING: there is no card 'bucket-orders'; did you mean bucket-order?" in warnings

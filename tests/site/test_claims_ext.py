@@ -1,0 +1,257 @@
+"""Claims: each has one test, the list shows all, and nothing that does not hold together is published."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_book import TinyBook
+
+from ddplab import evidence
+from proofs import read_proofs
+
+TESTS = """
+from proof import proves
+
+LIMIT = 2
+
+
+def helper():
+    return LIMIT
+
+
+def unused():
+    return 3
+
+
+@proves("sum-is-two")
+def test_sum():
+    assert helper() == 1 + 1
+
+
+@proves("one-is-one")
+def test_one():
+    assert 1 == 1
+"""
+FIRST = "```{claim} sum-is-two\nThe `sum` is *two*.\n```\n"
+SECOND = ":::{claim} one-is-one\nOne is [one](#place).\n:::\n\n(place)=\n## A place\n"
+LAUNCH = {"ranks": 2, "backend": "gloo", "torch": "2.13.0", "gpu": None, "gpus": 0}
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
+    made = TinyBook(tmp_path, monkeypatch)
+    made.write("tests/claims/test_sums.py", TESTS)
+    made.chapters(first=FIRST, second=SECOND, claims="```{claims-list}\n```\n")
+    return made
+
+
+def record(book: TinyBook, edition: str = "here", **changes: object) -> Path:
+    """Write an edition's results: both claims passed, unless ``changes`` say otherwise of the first."""
+    key = evidence.key(book.root / "tests/claims/test_sums.py")
+    passed = {
+        "outcome": "passed",
+        "test": "…",
+        "seconds": 0.1,
+        "key": key,
+        "launches": [LAUNCH, {**LAUNCH, "ranks": 3}],
+    }
+    machine = {"cpu": "Some CPU", "cores": 2}
+    results = {"sum-is-two": {**passed, **changes}, "one-is-one": passed}
+    kept = {"machine": machine, "date": "2026-11-21T07:00:00+00:00", "torch": "2.13.0", "results": results}
+    return book.write(f"gallery/editions/{edition}/claims.json", json.dumps(kept))
+
+
+def entry(built, name: str) -> str:
+    return " ".join(built.page("claims").select_one(f"#proof-{name}").get_text().split())
+
+
+def test_a_claim_has_a_tick_that_leads_to_its_test(book: TinyBook) -> None:
+    record(book)
+    built = book.build()
+    assert built.complaints == ""
+    claim = built.page("first").select_one("div.claim#claim-sum-is-two")
+    assert claim.a["href"] == "claims.html#proof-sum-is-two"
+    assert claim.a.select_one("[role=img]")["aria-label"] == "shown by a test"
+    assert claim.select_one("code, em")
+
+
+def test_the_list_shows_statement_result_and_source(book: TinyBook) -> None:
+    record(book)
+    page = book.build().page("claims")
+    assert [title.get_text().rstrip("¶") for title in page.select("h2")] == ["The first chapter", "The second chapter"]
+    shown = page.select_one("#proof-sum-is-two")
+    assert shown.p.get_text() == "The sum is two."
+    where = "passed: 2 and 3 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21. Its place in the text"
+    assert shown.select_one(".claim-result").get_text() == where
+    assert shown.select_one(".claim-result a")["href"] == "first.html#claim-sum-is-two"
+    source = shown.select_one("details.claim-test pre").get_text()
+    assert source == 'LIMIT = 2\n\ndef helper():\n    return LIMIT\n\n@proves("sum-is-two")\n' + (
+        "def test_sum():\n    assert helper() == 1 + 1\n"
+    )
+    assert shown.summary.get_text() == "tests/claims/test_sums.py::test_sum"
+    assert page.select_one("#proof-one-is-one p").get_text() == "One is one."
+    assert not page.select("#proof-one-is-one p:first-child a")
+
+
+def test_in_the_epub_the_source_is_not_folded(book: TinyBook) -> None:
+    record(book)
+    text = (book.build("epub").folder / "claims.xhtml").read_text()
+    assert "<details" not in text
+    assert "helper" in text
+
+
+def test_a_claim_without_result_is_shown_as_not_run(book: TinyBook) -> None:
+    built = book.build()
+    assert built.complaints == ""
+    assert entry(built, "sum-is-two").startswith("The sum is two. not run in this edition.")
+    assert built.page("first").select_one(".claim-tick")["aria-label"] == "has a test, not run in this edition"
+
+
+def test_a_result_of_another_test_is_stale(book: TinyBook) -> None:
+    record(book, key="0")
+    built = book.build()
+    assert built.complaints == ""
+    assert "stale: the test changed since" in entry(built, "sum-is-two")
+    assert "stale" not in entry(built, "one-is-one")
+
+
+def test_the_edition_can_be_chosen(book: TinyBook) -> None:
+    record(book, edition="h200")
+    assert "not run" in entry(book.build(), "sum-is-two")
+    assert "passed" in entry(book.build(labs_edition="h200"), "sum-is-two")
+
+
+SUMS, RESULTS = "tests/claims/test_sums.py", "gallery/editions/here/claims.json"
+SPOILED = {
+    "repeated": ({"handbook/first.md": f"# One\n\n{FIRST}\n{FIRST}"}, "first.md:7", "is taken by .*first.md:3"),
+    "no claim": (
+        {"handbook/first.md": "# One\n"},
+        "test_sums.py:15",
+        "test_sum proves 'sum-is-two', which no doc",
+    ),
+    "no test": ({SUMS: TESTS.split("@")[0]}, "first.md:3", "no test in tests/claims proves the claim 'sum-is-two'"),
+    "two tests": ({"tests/claims/test_zero.py": TESTS}, "test_zero.py:15", "as test_sum .*test_sums.py:15. does"),
+    "no Python": ({SUMS: "x = (\n"}, "test_sums.py:1", "not valid Python"),
+    "no JSON": ({RESULTS: "{\n,"}, "claims.json", "damaged .*line 2"),
+    "no results": ({RESULTS: "{}"}, "claims.json", "machine, date, torch, results is missing"),
+    "no such name": ({SUMS: "from ddplab import nil\n" + TESTS}, "test_sums.py:17", "ddplab has no 'nil'"),
+}
+
+
+@pytest.mark.parametrize(("files", "place", "says"), SPOILED.values(), ids=SPOILED)
+def test_what_does_not_hold_together_ends_every_build(book: TinyBook, files: dict, place: str, says: str) -> None:
+    record(book)
+    assert book.build().complaints == ""
+    for path, text in files.items():
+        book.write(path, text)
+    for _ in range(2):  # an incremental build must not forget it
+        built = book.build()
+        assert built.error.startswith("claims: ")
+        line = next(line for line in built.warnings.splitlines() if place in line.split(" WARNING: ")[0])
+        assert re.search(says, line), line
+
+
+def test_a_claim_that_failed_ends_the_build(book: TinyBook) -> None:
+    record(book, outcome="failed")
+    built = book.build()
+    assert built.error == "claims: 1 problem, named above"
+    says = f"the claim 'sum-is-two' failed in {book.root / RESULTS}: test_sum on 2 and 3 ranks · gloo · Some CPU"
+    assert f"first.md:3: WARNING: {says}" in built.warnings
+
+
+def test_decks_are_not_checked(book: TinyBook) -> None:
+    book.write("handbook/first.md", "# One\n")
+    assert book.build(claims_check=False).complaints == ""
+
+
+def test_an_empty_claim_is_reported(book: TinyBook) -> None:
+    book.write("handbook/first.md", "# One\n\n```{claim} sum-is-two\n```\n")
+    assert "first.md:3: WARNING: the claim 'sum-is-two' states nothing" in book.build().warnings
+
+
+def test_only_pages_with_claims_are_written_again_when_a_result_changes(book: TinyBook) -> None:
+    book.chapters(first=FIRST, second=SECOND, third="No claim.", claims="```{claims-list}\n```\n")
+    book.build()
+    assert book.build().written == []
+    record(book)
+    built = book.build()
+    assert {"claims", "first", "second"} <= set(built.written)
+    assert "third" not in built.written
+    assert "passed" in entry(built, "one-is-one")
+    book.write("tests/claims/test_sums.py", TESTS.replace("1 + 1", "3 - 1"))
+    built = book.build()
+    assert "stale" in entry(built, "one-is-one")
+    assert "3 - 1" in built.page("claims").get_text()
+
+
+def test_a_claim_that_is_gone_leaves_the_list(book: TinyBook) -> None:
+    book.build()
+    book.write("handbook/first.md", "# The first chapter\n")
+    book.write("tests/claims/test_sums.py", TESTS.replace('@proves("sum-is-two")', ""))
+    built = book.build()
+    assert built.complaints == ""
+    assert built.page("claims").select_one("#proof-sum-is-two") is None
+
+
+def test_a_build_that_records_an_edition_is_not_stopped_by_an_old_failure(book: TinyBook) -> None:
+    record(book, outcome="failed")
+    conf = (book.root / "conf.py").read_text()
+    book.write("conf.py", conf + '    app.add_config_value("labs_record", "new", "", str)\n')
+    assert book.build("dummy").complaints == ""
+
+
+def test_every_claim_of_this_book_is_found_by_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read_proofs()
+    assert len(found) >= 10
+    assert len({proof.claim for proof in found}) == len(found)
+
+
+# -- the pytest side ----------------------------------------------------------------------------------
+
+
+def run_pytest(book: TinyBook, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the claims' tests of the book with the real conftest."""
+    real = Path(__file__).parents[1] / "claims"
+    for name in ("conftest.py", "proof.py"):
+        book.write(f"tests/claims/{name}", (real / name).read_text())
+    book.write("pytest.ini", "[pytest]\nmarkers = proves(id): shows it\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/claims", *arguments]
+    return subprocess.run(command, cwd=book.root, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def test_results_are_recorded_with_ranks_and_shown(book: TinyBook) -> None:
+    launching = TESTS.replace("def helper():\n    return LIMIT", "def helper():\n    return sum(launch(lambda: 1, 2))")
+    book.write(
+        "tests/claims/test_sums.py", "from ddplab import launch\n" + launching.replace("assert 1 == 1", "assert 0")
+    )
+    path = book.root / "gallery/editions/here/claims.json"
+    done = run_pytest(book, DDPLAB_CLAIMS_RESULTS=str(path))
+    assert done.returncode == 1, done.stdout + done.stderr
+    kept = json.loads(path.read_text())["results"]
+    assert kept["sum-is-two"]["outcome"] == "passed"
+    assert kept["sum-is-two"]["test"] == "tests/claims/test_sums.py::test_sum"
+    assert [launch["ranks"] for launch in kept["sum-is-two"]["launches"]] == [2]
+    assert kept["one-is-one"]["outcome"] == "failed"
+    assert "the claim 'one-is-one' failed" in book.build().warnings
+    book.write("handbook/second.md", "# Two\n")
+    book.write("tests/claims/test_sums.py", launching.split('@proves("one')[0])
+    assert "passed: 2 ranks · gloo" in entry(book.build(), "sum-is-two")
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("\n\ndef test_more():\n    pass\n", "test_sums.py::test_more proves nothing"),
+        ('\n\n@proves("one-is-one")\ndef test_more():\n    pass\n', "test_more proves 'one-is-one', and so does"),
+    ],
+)
+def test_tests_and_claims_must_pair_up_in_pytest_too(book: TinyBook, more: str, says: str) -> None:
+    book.write("tests/claims/test_sums.py", TESTS + more)
+    done = run_pytest(book, DDPLAB_CLAIMS_RESULTS=str(book.root / "claims.json"))
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert says in done.stdout + done.stderr
+    assert not (book.root / "claims.json").exists()

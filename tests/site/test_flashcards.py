@@ -1,0 +1,67 @@
+"""The package of flashcards."""
+
+import json
+import sqlite3
+import zipfile
+from pathlib import Path
+
+import pytest
+from bs4 import BeautifulSoup
+from test_cards import INTERVIEW, QUIZ
+from tiny_book import TinyBook
+
+FIELD_SEPARATOR = "\x1f"
+
+
+def notes(folder: Path) -> dict[str, tuple[str, list[str], list[str]]]:
+    """GUID, fields and tags of each note of the package, by card id."""
+    with zipfile.ZipFile(folder / "ddp-handbook.apkg") as package:
+        package.extract("collection.anki2", folder)
+    with sqlite3.connect(folder / "collection.anki2") as base:
+        rows = base.execute("select guid, flds, tags from notes").fetchall()
+    split = [(guid, fields.split(FIELD_SEPARATOR), tags.split()) for guid, fields, tags in rows]
+    return {fields[0]: (guid, fields, tags) for guid, fields, tags in split}
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
+    made = TinyBook(tmp_path, monkeypatch)
+    made.write("gallery/internals/plot_05_bucket_xray.py", "")
+    made.write("handbook/labs/internals/plot_05_bucket_xray.rst", ":orphan:\n\nBucket X-ray\n============\n")
+    made.write("handbook/dot.svg", '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>')
+    linked = INTERVIEW.replace("Spoken", "Spoken [link](#some-section) ![A dot](dot.svg)")
+    made.chapters(first=f"(some-section)=\n## A section\n{linked}", second=QUIZ)
+    return made
+
+
+def test_each_card_and_quiz_is_one_note(book: TinyBook) -> None:
+    built = book.build("anki")
+    assert built.complaints == ""
+    assert [path.name for path in built.folder.iterdir() if path.suffix == ".html"] == []
+    found = notes(built.folder)
+    assert list(found) == ["bucket-order", "no-sync-where"]
+    _, (_, question, answer, source), tags = found["bucket-order"]
+    assert "<em>reverse</em>" in question
+    assert "core" in question
+    page = BeautifulSoup(answer, "html.parser")
+    assert not page.select("a")
+    assert page.select_one("img")["src"] == "dot.svg"
+    assert [label.get_text() for label in page.select(".card-label")] == ["In depth", "Likely follow-ups"]
+    assert source == "The first chapter"
+    assert sorted(tags) == ["core", "first", "interview"]
+    _, (_, question, answer, _), tags = found["no-sync-where"]
+    assert len(BeautifulSoup(question, "html.parser").select("ol li")) == 3
+    assert "<input" not in question
+    assert "Answer: B" in answer
+    assert sorted(tags) == ["quiz", "second"]
+    with zipfile.ZipFile(built.folder / "ddp-handbook.apkg") as package:
+        assert list(json.loads(package.read("media")).values()) == ["dot.svg"]
+
+
+def test_a_card_keeps_its_guid_when_its_words_change(book: TinyBook) -> None:
+    before = notes(book.build("anki").folder)
+    path = book.root / "handbook" / "second.md"
+    path.write_text(path.read_text().replace("The forward decides.", "Other words."))
+    after = notes(book.build("anki").folder)
+    assert {name: note[0] for name, note in before.items()} == {name: note[0] for name, note in after.items()}
+    assert "Other words" in after["no-sync-where"][1][2]

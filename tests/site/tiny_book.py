@@ -1,0 +1,98 @@
+"""A book of a few lines in a temporary folder, to see what our extensions make of it."""
+
+import re
+import sys
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+EXTENSIONS = Path(__file__).parents[2] / "handbook" / "_ext"
+sys.path.insert(0, str(EXTENSIONS))
+
+from bs4 import BeautifulSoup  # noqa: E402
+from sphinx.application import Sphinx  # noqa: E402
+from sphinx.errors import SphinxError  # noqa: E402
+from sphinx.util.docutils import docutils_namespace, patch_docutils  # noqa: E402
+
+import labs  # noqa: E402
+
+CONF = """
+extensions = ["myst_parser", "measured", "claims", "cards", "deck_cards", "flashcards"]
+myst_enable_extensions = ["colon_fence"]
+exclude_patterns = ["labs/**/*.json"]
+html_theme = "basic"
+
+
+def setup(app):
+    app.add_config_value("labs_edition", "", "env", str)
+    app.add_config_value("labs_default_edition", "here", "env", str)
+"""
+
+
+@dataclass
+class Built:
+    """What one build left."""
+
+    folder: Path
+    warnings: str
+    error: str  # of the build as a whole; empty if it came to its end
+    written: list[str]
+
+    @property
+    def complaints(self) -> str:
+        """All that went wrong."""
+        return self.warnings + self.error
+
+    def page(self, name: str) -> BeautifulSoup:
+        """A page, parsed."""
+        return BeautifulSoup((self.folder / f"{name}.html").read_text(), "html.parser")
+
+
+class TinyBook:
+    """Files in a folder that is laid out as the repository is."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        monkeypatch.setattr(labs, "ROOT", root)
+        monkeypatch.setattr(labs, "EDITIONS", root / "gallery" / "editions")
+        self.write("conf.py", CONF)
+        self.write("tests/claims/proof.py", "")
+
+    def write(self, path: str, text: str) -> Path:
+        """Write a file."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(dedent(text).lstrip("\n"), encoding="utf-8")
+        return target
+
+    def chapters(self, **texts: str) -> None:
+        """Write chapters, and the index that leads through them."""
+        for name, text in texts.items():
+            self.write(f"handbook/{name}.md", f"# The {name} chapter\n\n{dedent(text).lstrip()}")
+        self.write("handbook/index.md", "# Book\n\n```{toctree}\n" + "\n".join(texts) + "\n```\n")
+
+    def build(self, builder: str = "html", source: str = "handbook", **config: object) -> Built:
+        """Build it as the Makefile would; a second build is incremental."""
+        warnings, error, written = StringIO(), "", []
+        out = self.root / "_build" / builder
+        with patch_docutils(self.root), docutils_namespace():
+            try:
+                app = Sphinx(
+                    self.root / source,
+                    self.root,
+                    out,
+                    self.root / "_build" / f"doctrees-{builder}",
+                    builder,
+                    confoverrides=config,
+                    status=None,
+                    warning=warnings,
+                )
+                app.connect("doctree-resolved", lambda app, doctree, docname: written.append(docname))
+                app.build()
+            except SphinxError as failure:
+                error = str(failure)
+        plain = re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue())
+        return Built(out, plain, error, written)
