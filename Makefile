@@ -50,6 +50,7 @@ check: $(READY) ## ruff, mypy, spelling, prose rules; internal links are checked
 	$(PY) -m ruff check . && $(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m codespell_lib
+	$(PY) -m pytest tests/site/test_prose.py
 
 serve: $(READY) ## the book on http://localhost:8000, rebuilt as you write
 	$(PY) -m sphinx_autobuild -c . -d _build/doctrees/html --ignore 'handbook/labs/*' --watch gallery handbook _build/html

@@ -35,7 +35,15 @@ extensions = [
 ]
 exclude_patterns = ["_ext", "**/GALLERY_HEADER.rst", "labs/*/*.ipynb", "labs/*/*.py"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline", "attrs_block", "fieldlist", "tasklist"]
+myst_enable_extensions = [
+    "colon_fence",
+    "deflist",
+    "dollarmath",
+    "attrs_inline",
+    "attrs_block",
+    "fieldlist",
+    "tasklist",
+]
 myst_heading_anchors = 3
 bibtex_bibfiles = ["handbook/references.bib"]
 bibtex_default_style = "unsrt"

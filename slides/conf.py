@@ -3,25 +3,25 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from conf import (  # the book's
-    author,
-    copyright,
-    html_math_renderer,
-    language,
-    myst_enable_extensions,
-    nitpicky,
-    project,
-)
+import conf as book
+
+project = book.project
+author = copyright = book.author
+language = book.language
 
 extensions = ["myst_parser", "sphinx_design", "lab_embed", "lanes", "figures", "measured", "math_svg", "decks"]
 exclude_patterns = ["_static"]
-suppress_warnings = ["config.cache"]
+myst_enable_extensions = book.myst_enable_extensions
+html_math_renderer = book.html_math_renderer
+nitpicky = True
+
+# -- reveal.js, whose files are inside of sphinx-revealjs: a deck needs no network -----------------------
 
 revealjs_static_path = ["../handbook/_static", "_static"]
-revealjs_style_theme = "deck.css"  # all of it: no theme of reveal.js is used
+revealjs_style_theme = "deck.css"  # in place of a theme of reveal.js
 revealjs_css_files = ["math.css"]
 revealjs_js_files = ["deck.js"]
 revealjs_script_plugins = [{"src": "revealjs/plugin/notes/notes.js", "name": "RevealNotes"}]
-revealjs_script_conf = "deckConfig"  # of deck.js
+revealjs_script_conf = "deckConfig"  # a constant of deck.js

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main() -> None:
+def main() -> dist.Work:
     """Take one step on this rank's share of the data and say what became of the model."""
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")  # reads what torchrun has set
     rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
@@ -24,9 +24,12 @@ def main() -> None:
 
     weights = sum(p.sum().item() for p in model.parameters())
     print(f"rank {rank}: loss {loss.item():.4f}, sum of weights after the step {weights:+.6f}", flush=True)
-    dist.barrier()
+    last = dist.barrier(async_op=True)  # leave together
+    last.wait()
     dist.destroy_process_group()
+    return last
 
 
 if __name__ == "__main__":
-    main()
+    # Kept until Python ends. If gloo's thread drops it last, while Python ends, the rank aborts (seen with torch 2.13).
+    last = main()

@@ -38,6 +38,7 @@ class BookEpubBuilder(Epub3Builder):
         """Take out what no page uses before the files are listed."""
         out = Path(self.outdir)
         shutil.rmtree(out / "_downloads", ignore_errors=True)
+        (out / ".buildinfo.bak").unlink(missing_ok=True)  # left by Sphinx when the configuration changed
         for picture in (out / "_images").glob("*.svg"):
             text = picture.read_text(encoding="utf-8")
             plain = re.sub(r"<!DOCTYPE[^>]*>", "", text, count=1)  # EPUB 3 forbids external identifiers
@@ -59,6 +60,7 @@ class BookEpubBuilder(Epub3Builder):
         unfold(page)
         parent = parents(page)
         for element in list(walk(page)):
+            element.attrib.pop("tooltip", None)  # sphinx-gallery's own invention
             if element.tag == f"{SVG}svg":
                 replace(parent[element], element, self._image(element))
             elif "download" in classes(element):

@@ -137,6 +137,6 @@ def light(css: str) -> str:
 
 
 def plain_svg(page: str) -> str:
-    """Custom properties in SVG replaced by what they fall back to, and the colour of text by ink, for the same reason."""
+    """Custom properties in SVG replaced by what they fall back to, and the colour of text by ink: it knows neither."""
     page = page.replace("var(--figure-font, sans-serif)", "'Source Sans 3'").replace("currentColor", "#1f2328")
     return _VARIABLE.sub(r"\1", page)

@@ -20,6 +20,7 @@ from sphinx_revealjs.writers import RevealjsSlideTranslator
 import deck_pdf
 import lanes
 from deck_cards import speaker_notes
+from weasy import load_weasyprint
 
 CODE_PX = (1052, 400)  # room for code on a slide of 1280 × 720, beside a title and a line of text
 CODE_SIZES_PX = (14, 34)
@@ -98,8 +99,10 @@ class DeckBuilder(RevealjsHTMLBuilder):  # type: ignore[misc]
 
     def init(self) -> None:
         """Look for WeasyPrint first: better to hear at once that it is missing."""
-        deck_pdf.load_weasyprint()
+        load_weasyprint()
+        given = list(self.config.revealjs_static_path)
         super().init()
+        self.config.revealjs_static_path = given  # else the configuration looks changed in each build
 
     def decks(self) -> list[str]:
         """Every document but the list of decks."""
@@ -108,8 +111,7 @@ class DeckBuilder(RevealjsHTMLBuilder):  # type: ignore[misc]
     def get_outdated_docs(self) -> Iterator[str]:
         """Also decks that were made with another style, or by another version of the code that makes them."""
         yield from super().get_outdated_docs()
-        made_with = [path for folder in self._style_folders() for path in folder.rglob("*") if path.is_file()]
-        newest = max(path.stat().st_mtime for path in [*made_with, Path(__file__), Path(deck_pdf.__file__)])
+        newest = max(_age(path) for path in [*self._style_files(), Path(__file__), Path(deck_pdf.__file__)])
         yield from (name for name in self.env.found_docs if _age(self._file(name, ".html")) < newest)
 
     def finish(self) -> None:
@@ -120,8 +122,11 @@ class DeckBuilder(RevealjsHTMLBuilder):  # type: ignore[misc]
             if min(_age(slides), _age(handout)) < _age(page):
                 deck_pdf.make(page, slides, handout, static=Path(self.outdir, "_static"))
 
-    def _style_folders(self) -> list[Path]:
-        return [Path(self.confdir, folder) for folder in self.config.revealjs_static_path]
+    def _style_files(self) -> Iterator[Path]:
+        scripts = [name for name, _ in self.config.revealjs_js_files]
+        names = [self.config.revealjs_style_theme, *self.config.revealjs_css_files, *scripts, "deck-print.css"]
+        for folder in self.config.revealjs_static_path:
+            yield from (Path(self.confdir, folder, name) for name in names)
 
     def _file(self, name: str, ending: str) -> Path:
         return Path(self.outdir, name + ending)

@@ -1,4 +1,4 @@
-"""``{lab-figure}``, ``{lab-output}`` and ``{lab-code}``: pieces of labs in chapters, in other labs and in decks.
+"""Pieces of labs in chapters, in other labs and in decks: ``{lab-figure}``, ``{lab-output}``, ``{lab-code}``.
 
 They read what sphinx-gallery generated for the lab, so that a piece is never a copy that can go stale,
 and each says what it ran on.
@@ -6,10 +6,8 @@ and each says what it ran on.
 
 from __future__ import annotations
 
-import ast
 import difflib
 import os
-import re
 import textwrap
 from abc import abstractmethod
 from pathlib import Path
@@ -20,92 +18,12 @@ from docutils.parsers.rst import directives
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
-from sphinx.util import parselinenos
 from sphinx.util.docutils import SphinxDirective
 
 import labs
+from lab_pieces import EmbedError, between, function_source, printed_blocks, some_lines
+from lab_pieces import stamp_text as stamp_text
 from register import complain
-
-_OUTPUT = re.compile(r"^\.\. rst-class:: sphx-glr-script-out\n\n \.\. code-block:: \S+\n((?:\n|  .*\n?)+)", re.MULTILINE)
-
-
-class EmbedError(ValueError):
-    """A piece cannot be shown; the message says why and what there is instead."""
-
-
-def stamp_text(evidence: dict[str, Any]) -> str:
-    """What a lab ran on: ``2 ranks · gloo · AMD EPYC, 2 cores · torch 2.13.0 · 2026-11-21``."""
-    launches, machine = evidence["launches"], evidence["machine"]
-    counts = [str(count) for count in sorted({launch["ranks"] for launch in launches})]
-    ranks = " and ".join(filter(None, [", ".join(counts[:-1]), *counts[-1:]]))
-    gpus = sorted({f"{launch['gpus']} × {launch['gpu']}" for launch in launches if launch.get("gpu")})
-    versions = {
-        f"{name} {str(launch[key]).partition('+')[0]}"
-        for launch in launches
-        for name, key in (("torch", "torch"), ("NCCL", "nccl"))
-        if launch.get(key) and (key != "nccl" or launch["backend"] == "nccl")
-    }
-    parts = [
-        "1 rank" if counts == ["1"] else f"{ranks} ranks" if counts else "",
-        " and ".join(sorted({launch["backend"] for launch in launches})),
-        " and ".join(gpus) or f"{machine['cpu']}, {machine['cores']} cores",
-        " · ".join(sorted(versions, key=str.lower, reverse=True)),
-        evidence["date"][:10],
-        "stale: the script changed since" if evidence["stale"] else "",
-    ]
-    return " · ".join(filter(None, parts))
-
-
-def printed_blocks(generated_rst: str) -> list[str]:
-    """What a lab printed, one text for each cell that printed something, from the file that sphinx-gallery wrote."""
-    found = []
-    for match in _OUTPUT.finditer(generated_rst):
-        lines = textwrap.dedent(match[1]).strip("\n").splitlines()
-        found.append("\n".join(line.rstrip() for line in lines))
-    return found
-
-
-def function_source(script: str, name: str, source: str) -> str:
-    """The source of a function or class of a script, with its decorators.
-
-    Raises:
-        EmbedError: the script has none of that name, or does not parse.
-    """
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise EmbedError(f"{script}:{error.lineno}: {error.msg}") from error
-    defined = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    if name not in defined:
-        raise EmbedError(f"{script} defines no {name!r}, but {', '.join(defined) or 'nothing'}")
-    node = defined[name]
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
-
-
-def between(script: str, source: str, after: str | None, before: str | None) -> str:
-    """The lines of a script below the first that contains ``after`` and above the next that contains ``before``.
-
-    Raises:
-        EmbedError: a marker is in no line, or nothing is between them.
-    """
-    lines = source.splitlines()
-    start = 0 if after is None else _line_with(script, after, lines, 0) + 1
-    end = len(lines) if before is None else _line_with(script, before, lines, start)
-    text = textwrap.dedent("\n".join(lines[start:end])).strip("\n")
-    if not text:
-        raise EmbedError(f"{script} has nothing between {after!r} and {before!r}")
-    return text
-
-
-def _line_with(script: str, marker: str, lines: list[str], start: int) -> int:
-    for number in range(start, len(lines)):
-        if marker in lines[number]:
-            return number
-    raise EmbedError(f"{script} has no line with {marker!r}" + (f" below line {start}" if start else ""))
-
-
-# -- directives -------------------------------------------------------------------------------------
 
 
 class Embed(SphinxDirective):
@@ -215,20 +133,10 @@ class LabOutput(Embed):
         blocks = printed_blocks(self.read(lab.generated / f"{lab.script.stem}.rst"))
         text = blocks[self.number("printed block", len(blocks)) - 1]
         if "lines" in self.options:
-            text = self._some(text.splitlines())
+            text = some_lines(self.options["lines"], text)
         block = nodes.literal_block(text, text, language="none", xml_space="preserve")
         self.set_source_info(block)
         return [nodes.container("", block, stamp, classes=["lab-output", *self.options.get("class", [])])]
-
-    def _some(self, lines: list[str]) -> str:
-        asked = self.options["lines"]
-        try:
-            numbers = parselinenos(asked, len(lines))
-        except ValueError as error:
-            raise EmbedError(f":lines: {asked} is no list of lines; write it like 1-3,7") from error
-        if not numbers or max(numbers) >= len(lines):
-            raise EmbedError(f":lines: {asked} is outside of the block, which has {len(lines)} lines")
-        return "\n".join(lines[number] for number in numbers)
 
 
 class LabCode(Embed):
@@ -242,7 +150,6 @@ class LabCode(Embed):
         "lines": directives.unchanged_required,
         "class": directives.class_option,
     }
-    _some = LabOutput._some
 
     def show(self, lab: labs.Lab) -> list[nodes.Node]:
         """A literal block in Python, and which lab it is from."""
@@ -255,11 +162,21 @@ class LabCode(Embed):
         if name:
             code = "\n\n".join(function_source(script, one, source) for one in name.replace(",", " ").split())
         if "lines" in self.options:
-            code = textwrap.dedent(self._some(code.splitlines()))
+            code = textwrap.dedent(some_lines(self.options["lines"], code))
         block = nodes.literal_block(code, code, language="python", xml_space="preserve")
         self.set_source_info(block)
         below = self.link(lab, f"from the lab {lab.id}")
         return [nodes.container("", block, below, classes=["lab-code", *self.options.get("class", [])])]
+
+
+class LabStamp(Embed):
+    """What a lab ran on, below a number that stands alone."""
+
+    optional_arguments = 0
+
+    def show(self, lab: labs.Lab) -> list[nodes.Node]:
+        """The stamp only."""
+        return [self.stamp(lab)]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -267,4 +184,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("lab-figure", LabFigure)
     app.add_directive("lab-output", LabOutput)
     app.add_directive("lab-code", LabCode)
+    app.add_directive("lab-stamp", LabStamp)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

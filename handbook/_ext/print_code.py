@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+SHORT_LINES = 10  # a block up to this length stays on one page
 CODE_COLUMNS = 84  # a longer line may wrap in print; its continuation is then marked
 
 
@@ -46,8 +47,12 @@ def code_lines(pre: ET.Element) -> None:
     while lines and not "".join(lines[-1].itertext()).strip():
         lines.pop()
     for line in lines:
-        if len("".join(line.itertext())) > CODE_COLUMNS:
-            line.set("class", "line long")
-            ET.SubElement(line, "span", {"class": "continued"})
+        text = "".join(line.itertext())
+        if len(text) > CODE_COLUMNS:
+            hang = len(text) - len(text.lstrip()) + 4
+            line.attrib |= {"class": "line long", "style": f"padding-left: {hang}ch; text-indent: -{hang}ch"}
+            ET.SubElement(line, "span", {"class": "continued", "style": f"left: {hang - 1.6:.1f}ch"})
+    if len(lines) <= SHORT_LINES:
+        pre.set("class", f"{pre.get('class', '')} short".strip())
     pre.text = None
     pre[:] = lines

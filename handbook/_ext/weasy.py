@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging as plain_logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ def load_weasyprint() -> ModuleType:
         ExtensionError: it cannot be used; the message says what to install.
     """
     try:
-        import weasyprint
+        weasyprint = importlib.import_module("weasyprint")
     except ImportError as error:
         raise ExtensionError(f"PDF needs WeasyPrint ({error}); run: pip install weasyprint") from None
     except OSError as error:

@@ -1,0 +1,106 @@
+"""What can be taken out of a lab: what it printed, code of its script, and what it ran on."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from typing import Any
+
+from sphinx.util import parselinenos
+
+_OUTPUT = re.compile(
+    r"^\.\. rst-class:: sphx-glr-script-out\n\n \.\. code-block:: \S+\n((?:\n|  .*\n?)+)", re.MULTILINE
+)
+
+
+class EmbedError(ValueError):
+    """A piece cannot be shown; the message says why and what there is instead."""
+
+
+def stamp_text(evidence: dict[str, Any]) -> str:
+    """What a lab ran on: ``2 ranks · gloo · AMD EPYC, 2 cores · torch 2.13.0 · 2026-11-21``."""
+    launches, machine = evidence["launches"], evidence["machine"]
+    counts = [str(count) for count in sorted({launch["ranks"] for launch in launches})]
+    ranks = " and ".join(filter(None, [", ".join(counts[:-1]), *counts[-1:]]))
+    gpus = sorted({f"{launch['gpus']} × {launch['gpu']}" for launch in launches if launch.get("gpu")})
+    versions = {
+        f"{name} {str(launch[key]).partition('+')[0]}"
+        for launch in launches
+        for name, key in (("torch", "torch"), ("NCCL", "nccl"))
+        if launch.get(key) and (key != "nccl" or launch["backend"] == "nccl")
+    }
+    parts = [
+        "1 rank" if counts == ["1"] else f"{ranks} ranks" if counts else "",
+        " and ".join(sorted({launch["backend"] for launch in launches})),
+        " and ".join(gpus) or f"{machine['cpu']}, {machine['cores']} cores",
+        " · ".join(sorted(versions, key=str.lower, reverse=True)),
+        evidence["date"][:10],
+        "stale: the script changed since" if evidence["stale"] else "",
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def printed_blocks(generated_rst: str) -> list[str]:
+    """What a lab printed, one text for each cell that printed something, from the file that sphinx-gallery wrote."""
+    found = []
+    for match in _OUTPUT.finditer(generated_rst):
+        lines = textwrap.dedent(match[1]).strip("\n").splitlines()
+        found.append("\n".join(line.rstrip() for line in lines))
+    return found
+
+
+def function_source(script: str, name: str, source: str) -> str:
+    """The source of a function or class of a script, with its decorators.
+
+    Raises:
+        EmbedError: the script has none of that name, or does not parse.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise EmbedError(f"{script}:{error.lineno}: {error.msg}") from error
+    defined = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    if name not in defined:
+        raise EmbedError(f"{script} defines no {name!r}, but {', '.join(defined) or 'nothing'}")
+    node = defined[name]
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
+
+
+def between(script: str, source: str, after: str | None, before: str | None) -> str:
+    """The lines of a script below the first that contains ``after`` and above the next that contains ``before``.
+
+    Raises:
+        EmbedError: a marker is in no line, or nothing is between them.
+    """
+    lines = source.splitlines()
+    start = 0 if after is None else _line_with(script, after, lines, 0) + 1
+    end = len(lines) if before is None else _line_with(script, before, lines, start)
+    text = textwrap.dedent("\n".join(lines[start:end])).strip("\n")
+    if not text:
+        raise EmbedError(f"{script} has nothing between {after!r} and {before!r}")
+    return text
+
+
+def _line_with(script: str, marker: str, lines: list[str], start: int) -> int:
+    for number in range(start, len(lines)):
+        if marker in lines[number]:
+            return number
+    raise EmbedError(f"{script} has no line with {marker!r}" + (f" below line {start}" if start else ""))
+
+
+def some_lines(asked: str, text: str) -> str:
+    """The lines of a text that ``asked`` names, such as ``1-3,7``.
+
+    Raises:
+        EmbedError: it cannot be read, or a line is not there.
+    """
+    lines = text.splitlines()
+    try:
+        numbers = parselinenos(asked, len(lines))
+    except ValueError as error:
+        raise EmbedError(f":lines: {asked} is no list of lines; write it like 1-3,7") from error
+    if not numbers or max(numbers) >= len(lines):
+        raise EmbedError(f":lines: {asked} is outside of the block, which has {len(lines)} lines")
+    return "\n".join(lines[number] for number in numbers)

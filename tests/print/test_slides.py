@@ -1,0 +1,325 @@
+"""Decks: the PDFs read back, and the slides in a real browser."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bs4 import BeautifulSoup
+from playwright.sync_api import sync_playwright
+from pypdf import PdfReader
+
+from conftest import need
+
+ROOT = Path(__file__).parents[2]
+EXTENSIONS = ROOT / "handbook" / "_ext"
+sys.path.insert(0, str(EXTENSIONS))
+
+from deck_pdf import light, plain_svg, read_slides  # noqa: E402
+from decks import code_size_px  # noqa: E402
+
+CONF = f"""
+import sys
+sys.path.insert(0, {str(EXTENSIONS)!r})
+extensions = ["myst_parser", "lanes", "math_svg", "decks"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "attrs_inline", "attrs_block"]
+html_math_renderer = "ziamath"
+revealjs_static_path = [{str(ROOT / "handbook" / "_static")!r}, {str(ROOT / "slides" / "_static")!r}]
+revealjs_style_theme, revealjs_css_files, revealjs_js_files = "deck.css", ["math.css"], ["deck.js"]
+revealjs_script_plugins = [{{"src": "revealjs/plugin/notes/notes.js", "name": "RevealNotes"}}]
+revealjs_script_conf = "deckConfig"
+"""
+LANES = "rank 0 │ loss 1\nrank 1 │ loss 2"
+SAMPLE = f"""# A sample & a test
+
+Below the title.
+
+:::{{notes}}
+Opening note.
+
+- with a *list*
+:::
+
+# A part
+
+## Code
+
+```python
+def worker():  # a comment
+    return "text"
+```
+
+:::{{notes}}
+Note on code: `x < y`.
+:::
+
+## Formula
+
+$$T = \\frac{{1}}{{p}}$$
+
+### Below, in a stack
+
+```none
+{LANES}
+```
+
+## In steps
+
+```{{revealjs-fragments}}
+- first step
+- second step
+```
+
+```{{revealjs-break}}
+```
+
+Behind the break.
+
+## Never shown
+
+```{{revealjs-section}}
+:data-visibility: hidden
+```
+
+Hidden text.
+
+## Too much
+
+{{{{much}}}}
+
+# The end
+"""
+TITLES = ["A sample & a test", "A part", "Code", "Formula", "Below, in a stack", "In steps", "In steps", "Too much"]
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A deck with everything that can be nested, and one slide that is too full; the folder and the warnings."""
+    folder = tmp_path_factory.mktemp("decks")
+    source = folder / "source"
+    source.mkdir()
+    (source / "conf.py").write_text(CONF)
+    (source / "index.md").write_text("# Decks\n\n```{toctree}\nsample\n```\n")
+    much = "\n\n".join(f"Paragraph {number} of too many." for number in range(14))
+    (source / "sample.md").write_text(SAMPLE.replace("{{much}}", much))
+    return folder / "out", build(folder)
+
+
+def build(folder: Path) -> str:
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "revealjs", str(folder / "source"), str(folder / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def pages(pdf: Path) -> list[str]:
+    return [re.sub(r"\s+", " ", page.extract_text()) for page in PdfReader(pdf).pages]
+
+
+def text_boxes(pdf: Path) -> list[list[tuple[float, float, float, float, str]]]:
+    """Of each page the words with their boxes: left, top, right and bottom as shares of the page."""
+    need("pdftotext", "poppler-utils")
+    out = subprocess.run(["pdftotext", "-bbox", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
+    found = []
+    for width, height, words in re.findall(r'<page width="([\d.]+)" height="([\d.]+)">(.*?)</page>', out, re.DOTALL):
+        across, down = float(width), float(height)
+        boxes = re.findall(r'xMin="([\d.-]+)" yMin="([\d.-]+)" xMax="([\d.-]+)" yMax="([\d.-]+)">([^<]*)', words)
+        found.append(
+            [
+                (float(a) / across, float(b) / down, float(c) / across, float(d) / down, text)
+                for a, b, c, d, text in boxes
+            ]
+        )
+    return found
+
+
+# -- a sample ---------------------------------------------------------------------------------------
+
+
+def test_one_page_for_each_slide_stacks_and_breaks_included_hidden_ones_left_out(sample):
+    folder, warnings = sample
+    shown = pages(folder / "sample.pdf")
+    assert len(shown) == len(TITLES) + 2  # the overflow of 'Too much', and 'The end'
+    for title, page in zip(TITLES, shown, strict=False):
+        assert page.startswith(title)
+    assert "Hidden text" not in " ".join(shown)
+    assert "first step" in shown[5]
+    assert "second step" in shown[5]
+    assert "Behind the break" in shown[6]
+    assert "the slide 'Too much' does not fit on its page; say less" in warnings
+    assert warnings.count("WARNING") == 1
+
+
+def test_slides_are_wide_and_vector(sample):
+    reader = PdfReader(sample[0] / "sample.pdf")
+    for page in reader.pages:
+        assert float(page.mediabox.width) / float(page.mediabox.height) == pytest.approx(16 / 9)
+        assert not page.images
+    assert reader.metadata.title == "A sample & a test"
+    fonts = {name for page in reader.pages for name in str(page["/Resources"].get("/Font", {}))}
+    assert fonts
+
+
+def test_notes_stand_below_their_slide_and_only_in_the_handout(sample):
+    folder, _ = sample
+    slides, handout = pages(folder / "sample.pdf"), pages(folder / "sample-notes.pdf")
+    assert len(handout) == len(TITLES) + 1
+    assert "Opening note." in handout[0]
+    assert "with a list" in handout[0]
+    assert f"1 / {len(TITLES) + 1}" in handout[0]
+    assert "Note on code: x < y." in handout[2]
+    assert "def worker" in handout[2]
+    assert not any("note" in page.lower() for page in slides)
+    page = PdfReader(folder / "sample-notes.pdf").pages[0]
+    assert float(page.mediabox.height) > float(page.mediabox.width)
+
+
+def test_code_is_coloured_and_lanes_are_lanes_without_a_script(sample):
+    page = BeautifulSoup((sample[0] / "sample.html").read_text(), "html.parser")
+    code = page.find("section", id="code")
+    assert code.select_one(".highlight-python .k").get_text() == "def"
+    assert [lane["class"][1] for lane in page.select(".lanes .lane")] == ["r0", "r1"]
+    assert code.select_one("aside.notes code").get_text() == "x < y"
+    assert "deck-title" in page.find("section", id="a-sample-a-test")["class"]
+    assert "deck-part" in page.find("section", id="a-part")["class"]
+
+
+def test_a_second_build_makes_only_what_is_missing(sample):
+    folder = sample[0].parent
+    made = {path: path.stat().st_mtime_ns for path in sample[0].glob("sample*")}
+    build(folder)
+    assert {path: path.stat().st_mtime_ns for path in sample[0].glob("sample*")} == made
+    (sample[0] / "sample.pdf").unlink()
+    build(folder)
+    assert (sample[0] / "sample.pdf").exists()
+    assert (sample[0] / "sample.html").stat().st_mtime_ns == made[sample[0] / "sample.html"]
+
+
+# -- its parts --------------------------------------------------------------------------------------
+
+
+def test_a_slide_is_a_section_without_sections():
+    page = (
+        '<div class="reveal"><div class="slides"><section><section><h1>One</h1><aside class="notes"><p>said</p></aside>'
+        "</section><section><h2>Two <i>x</i></h2></section></section><section><h2>Three</h2></section></div></div>"
+    )
+    slides = read_slides(page)
+    assert [slide.title for slide in slides] == ["One", "Two x", "Three"]
+    assert ["".join(slide.notes.itertext()) for slide in slides] == ["said", "", ""]
+    assert "".join(slides[0].section.itertext()) == "One"
+
+
+def test_what_weasyprint_does_not_know_is_replaced():
+    assert light("a { color: light-dark(#123456, #fff); --x: light-dark(var(--y), red) }") == (
+        "a { color: #123456; --x: light-dark(var(--y), red) }"
+    )
+    assert plain_svg('<path style="fill: var(--rank-0, #0072b2); stroke: currentColor"/>') == (
+        '<path style="fill: #0072b2; stroke: #1f2328"/>'
+    )
+
+
+@pytest.mark.parametrize(("code", "size"), [("x", 34), ("x" * 100, 17), ("x\n" * 20, 14), ("x" * 500, 14), ("", 34)])
+def test_code_is_as_large_as_the_slide_allows(code, size):
+    assert code_size_px(code) == size
+
+
+# -- the decks of the book --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deck_names() -> list[str]:
+    return sorted(path.stem for path in (ROOT / "slides").glob("*.md") if path.stem != "index")
+
+
+def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides, deck_names):
+    assert deck_names
+    for name in deck_names:
+        expected = read_slides((slides / f"{name}.html").read_text())
+        shown, handout = pages(slides / f"{name}.pdf"), pages(slides / f"{name}-notes.pdf")
+        assert len(shown) == len(handout) == len(expected)
+        for slide, page, side in zip(expected, shown, handout, strict=True):
+            assert slide.title.split()[0] in page
+            said = re.sub(r"\s+", "", "".join(slide.notes.itertext()))
+            assert said[:40] in re.sub(r"\s+", "", side)
+
+
+def test_no_text_leaves_its_page(slides, deck_names):
+    for name in deck_names:
+        for kind in (f"{name}.pdf", f"{name}-notes.pdf"):
+            for number, words in enumerate(text_boxes(slides / kind), 1):
+                outside = [word for *box, word in words if min(box) < 0.01 or max(box[2:]) > 0.995]
+                assert not outside, f"{kind}, page {number}: {outside}"
+
+
+def test_a_slide_says_one_thing(slides, deck_names):
+    for name in deck_names:
+        page = BeautifulSoup((slides / f"{name}.html").read_text(), "html.parser")
+        for slide in [section for section in page.select(".slides section") if not section.find("section")]:
+            title = slide.find(["h1", "h2", "h3"]).get_text()
+            assert all(len(pre.get_text().strip().splitlines()) <= 12 for pre in slide.select("pre")), title
+            if "deck-part" not in slide["class"]:
+                assert slide.select_one("aside.notes") or "deck-question" in slide["class"], f"{title}: no notes"
+            if {"deck-question", "deck-answer"} & set(slide["class"]):
+                continue  # written for the chapter
+            for aside in slide.select("aside, pre, .stamp, svg"):
+                aside.extract()
+            assert len(slide.select("figure, .lab-output, .lab-code")) <= 1, title
+            assert len(re.findall(r"\w+", slide.get_text())) <= 40, title
+
+
+SIZES = {"projector": (1280, 720), "laptop": (1440, 900), "phone": (390, 844)}
+OVERFLOW = """() => Reveal.getSlides().flatMap((slide, number) => {
+  const at = Reveal.getIndices(slide);
+  Reveal.slide(at.h, at.v);
+  const box = slide.getBoundingClientRect();
+  const clipped = element => element.closest("aside, pre, .math-scroll") && !element.matches("pre, .math-scroll");
+  return [...slide.querySelectorAll("*")].filter(element => !clipped(element))
+    .map(element => element.getBoundingClientRect())
+    .filter(inner => inner.width && (inner.right > box.right + 1 || inner.bottom > box.bottom + 1))
+    .slice(0, 1).map(() => number + 1);
+})"""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_in_a_browser_slides_fit_and_load_nothing_from_elsewhere(slides, deck_names, size):
+    width, height = SIZES[size]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=need("chromium", "chromium"), args=["--no-sandbox"])
+        for name in deck_names:
+            page = browser.new_page(viewport={"width": width, "height": height})
+            asked, errors = [], []
+            page.on("request", lambda request, asked=asked: asked.append(request.url))
+            page.on("requestfailed", lambda request, errors=errors: errors.append(request.url))
+            page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
+            page.goto((slides / f"{name}.html").as_uri())
+            page.wait_for_function("Reveal.isReady()")
+            count = len(read_slides((slides / f"{name}.html").read_text()))
+            assert page.evaluate("Reveal.getTotalSlides()") == count
+            assert page.evaluate(OVERFLOW) == [], f"{name} on a {size}"
+            assert [url for url in asked if not url.startswith("file:")] == []
+            assert errors == []
+        browser.close()
+
+
+@pytest.mark.parametrize(("asked", "paper"), [("?light", "rgb(253, 252, 250)"), ("?dark", "rgb(22, 24, 28)")])
+def test_the_scheme_can_be_chosen_in_the_address(slides, deck_names, asked, paper):
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=need("chromium", "chromium"), args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto((slides / f"{deck_names[0]}.html").as_uri() + asked)
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+        browser.close()
+
+
+def test_without_scripts_a_deck_reads_from_top_to_bottom(slides, deck_names):
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=need("chromium", "chromium"), args=["--no-sandbox"])
+        page = browser.new_page(java_script_enabled=False)
+        page.goto((slides / f"{deck_names[0]}.html").as_uri())
+        headings = page.locator("section > h1, section > h2, section > h3")
+        tops = [headings.nth(place).bounding_box()["y"] for place in range(headings.count())]
+        assert tops == sorted(set(tops))
+        browser.close()

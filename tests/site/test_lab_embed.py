@@ -1,0 +1,231 @@
+"""Pieces of labs in chapters and decks: what is shown, what it says it ran on, and what a wrong request is told."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from tiny_book import TinyBook
+
+from lab_pieces import printed_blocks, stamp_text
+
+CONF = """
+extensions = ["myst_parser", "lab_embed", "lanes"]
+myst_enable_extensions = ["colon_fence"]
+exclude_patterns = ["labs/*/*.json"]
+html_theme = "basic"
+numfig = True
+"""
+SCRIPT = '''
+"""A lab"""
+import torch
+
+@torch.no_grad()
+def worker(x):
+    x = 1
+    def inner():
+        return x
+
+    return inner()
+
+CAPS = [1,
+        2]
+# end of caps
+'''
+GENERATED = """
+:orphan:
+
+A bucket X-ray
+==============
+
+.. code-block:: Python
+
+    launch(worker, 2)
+
+.. rst-class:: sphx-glr-script-out
+
+ .. code-block:: none
+
+    before
+    rank 0 │ loss 1 <b>
+    rank 1 │ loss 2
+
+    after
+
+
+
+.. GENERATED FROM PYTHON SOURCE LINES 12-15
+
+.. rst-class:: sphx-glr-script-out
+
+ .. code-block:: none
+
+      indented
+
+.. rst-class:: sphx-glr-timing
+
+   **Total running time**
+"""
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="72pt" height="36pt" viewBox="0 0 72 36"><path d="M0 0h9"/></svg>'
+LAUNCH = {"ranks": 2, "backend": "gloo", "torch": "2.13.0+cpu", "gpu": None, "gpus": 0, "nccl": None}
+FIGURE = """
+```{lab-figure} bucket-xray 2
+:alt: Boxes in rows.
+:name: the-rows
+What to *see*.
+```
+"""
+
+
+def evidence(**changes: object) -> dict:
+    machine = {"cpu": "Some CPU", "cores": 2}
+    kept = {"key": "0", "date": "2026-11-21T07:00:00", "machine": machine, "launches": [LAUNCH], "values": {}}
+    return {**kept, "edition": "here", "stale": False, **changes}
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
+    made = TinyBook(tmp_path, monkeypatch)
+    made.write("conf.py", CONF)
+    made.write("gallery/internals/plot_05_bucket_xray.py", SCRIPT)
+    made.write("gallery/internals/plot_06_silent.py", "")
+    made.write("handbook/labs/internals/plot_05_bucket_xray.rst", GENERATED)
+    made.write("handbook/labs/internals/plot_05_bucket_xray.evidence.json", json.dumps(evidence()))
+    for number in (1, 2):
+        made.write(f"handbook/labs/internals/images/sphx_glr_plot_05_bucket_xray_00{number}.svg", SVG)
+    return made
+
+
+def test_a_figure_has_its_number_caption_alternative_text_and_a_stamp_that_leads_to_the_lab(book: TinyBook) -> None:
+    book.chapters(first=FIGURE + "\nSee {numref}`the-rows`.")
+    built = book.build()
+    assert built.complaints == ""
+    figure = built.page("first").figure
+    assert figure.img["alt"] == "Boxes in rows."
+    assert (built.folder / figure.img["src"]).read_text() == SVG
+    assert figure.figcaption.em.get_text() == "see"
+    assert built.page("first").select_one("a.reference.internal:has(.std-numref)").get_text() == "Fig. 1"
+    stamp = figure.select_one("p.stamp")
+    assert stamp.get_text() == "2 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21"
+    assert stamp.a["href"] == "labs/internals/plot_05_bucket_xray.html"
+
+
+def test_an_output_is_the_block_as_printed_with_lanes_coloured(book: TinyBook) -> None:
+    book.chapters(first="```{lab-output} bucket-xray 1\n```\n\n```{lab-output} bucket-xray 2\n```\n")
+    built = book.build()
+    assert built.complaints == ""
+    first, second = built.page("first").select(".lab-output")
+    lanes = [(lane["class"][1], lane.pre.get_text()) for lane in first.select(".lane")]
+    assert lanes == [("r0", "loss 1 <b>"), ("r1", "loss 2")]
+    assert [block.get_text().strip() for block in first.select(".highlight pre")] == ["before", "after"]
+    assert second.select_one("pre").get_text().startswith("indented")
+    assert "2 ranks" in first.select_one("p.stamp").get_text()
+
+
+def test_lines_take_a_range(book: TinyBook) -> None:
+    book.chapters(first="```{lab-output} bucket-xray 1\n:lines: 1,5\n```\n")
+    assert book.build().page("first").select_one(".lab-output pre").get_text().split() == ["before", "after"]
+
+
+def test_rst_labs_can_embed_too(book: TinyBook) -> None:
+    book.write("handbook/labs/internals/plot_06_silent.rst", ":orphan:\n\nX\n=\n\n.. lab-output:: bucket-xray 2\n")
+    book.chapters(first="Text.")
+    built = book.build()
+    assert built.complaints == ""
+    assert "indented" in built.page("labs/internals/plot_06_silent").get_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (
+            ":function: worker",
+            "@torch.no_grad()\ndef worker(x):\n    x = 1\n    def inner():\n        return x\n\n    return inner()",
+        ),
+        (":function: inner", "def inner():\n    return x"),
+        (":function: worker\n:lines: 2,7", "def worker(x):\n    return inner()"),
+        (':start-after: "return inner()"\n:end-before: "# end of caps"', "CAPS = [1,\n        2]"),
+    ],
+)
+def test_code_comes_from_the_script(book: TinyBook, options: str, code: str) -> None:
+    book.chapters(first=f"```{{lab-code}} bucket-xray\n{options}\n```\n")
+    built = book.build()
+    assert built.complaints == ""
+    shown = built.page("first").select_one(".lab-code")
+    assert shown.pre.get_text().rstrip("\n") == code
+    assert shown.select_one(".stamp a")["href"] == "labs/internals/plot_05_bucket_xray.html"
+
+
+def test_a_document_is_read_again_when_the_lab_was_run_again(book: TinyBook) -> None:
+    book.chapters(first="```{lab-output} bucket-xray 2\n```\n", other="Text.")
+    book.build()
+    assert book.build().written == []
+    changed = book.write("handbook/labs/internals/plot_05_bucket_xray.rst", GENERATED.replace("indented", "new"))
+    later = changed.stat().st_mtime + 5
+    os.utime(changed, (later, later))
+    built = book.build()
+    assert "other" not in built.written
+    assert built.page("first").select_one(".lab-output pre").get_text().strip() == "new"
+
+
+@pytest.mark.parametrize(
+    ("directive", "told"),
+    [
+        (
+            "{lab-output} bucket-xry 1",
+            "no such lab (did you mean 'bucket-xray'?); there are: bucket-xray, silent",
+        ),
+        ("{lab-output} bucket-xray 3", "printed block 3 is not there; it has 2 printed blocks, counted from 1"),
+        ("{lab-output} bucket-xray 0", "printed block 0 is not there"),
+        ("{lab-output} bucket-xray", "printed block (no number) is not there; it has 2 printed blocks"),
+        ("{lab-output} bucket-xray one", "printed block one is not there"),
+        ("{lab-output} bucket-xray 2\n:lines: 4", ":lines: 4 is outside of the block, which has 1 lines"),
+        ("{lab-output} bucket-xray 2\n:lines: a", ":lines: a is no list of lines; write it like 1-3,7"),
+        ("{lab-output} silent 1", "plot_06_silent.evidence.json is missing"),
+        ("{lab-figure} bucket-xray 1", "add :alt: and say what the figure shows"),
+        ("{lab-figure} bucket-xray 3\n:alt: x", "figure 3 is not there; it has 2 figures, counted from 1"),
+        ("{lab-figure} bucket-xray 1\n:alt: x\n- list", "the caption must be a paragraph"),
+        ("{lab-code} bucket-xray", "say either :function: or :start-after: and :end-before:"),
+        ("{lab-code} bucket-xray\n:function: wrker", "plot_05_bucket_xray.py defines no 'wrker', but worker, inner"),
+        ("{lab-code} bucket-xray\n:start-after: nowhere", "plot_05_bucket_xray.py has no line with 'nowhere'"),
+        ("{lab-code} bucket-xray\n:start-after: torch\n:end-before: A lab", "has no line with 'A lab' below line"),
+    ],
+)
+def test_a_wrong_request_is_told_where_and_what_there_is(book: TinyBook, directive: str, told: str) -> None:
+    book.chapters(first=f"```{directive}\n```\n")
+    for _ in range(2):  # also in the second build, which would find the document up to date
+        complaints = book.build().complaints
+        assert told in complaints
+        name, lab = re.findall(r"[a-z-]+", directive)[:2]
+        assert f"first.md:3: WARNING: {name} {lab!r}: " in complaints
+
+
+@pytest.mark.parametrize(
+    ("changes", "stamp"),
+    [
+        ({}, "2 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21"),
+        (
+            {"stale": True},
+            "2 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21 · stale: the script changed since",
+        ),
+        ({"launches": []}, "Some CPU, 2 cores · 2026-11-21"),
+        ({"launches": [{**LAUNCH, "ranks": 1}]}, "1 rank · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21"),
+        (
+            {"launches": [{**LAUNCH, "ranks": count} for count in (4, 2, 3, 2)]},
+            "2, 3 and 4 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21",
+        ),
+        (
+            {"launches": [{**LAUNCH, "backend": "nccl", "gpu": "H200", "gpus": 8, "nccl": "2.29.7"}]},
+            "2 ranks · nccl · 8 × H200 · torch 2.13.0 · NCCL 2.29.7 · 2026-11-21",
+        ),
+    ],
+)
+def test_the_stamp_says_ranks_backend_hardware_versions_and_date(changes: dict, stamp: str) -> None:
+    assert stamp_text(evidence(**changes)) == stamp
+
+
+def test_printed_blocks_keep_inner_indentation_and_empty_lines() -> None:
+    text = ".. rst-class:: sphx-glr-script-out\n\n .. code-block:: none\n\n    a\n\n      b\n\n\nProse.\n"
+    assert printed_blocks(text) == ["a\n\n  b"]
+    assert printed_blocks("No output.\n") == []
