@@ -4,7 +4,7 @@ VENV   ?= .venv
 PY     ?= $(VENV)/bin/python
 # Each form has its own doctrees: what one form has seen to be unchanged, another may not have rendered yet.
 SPHINX  = $(PY) -m sphinx -c . -d _build/doctrees/$@ -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
-DECKS   = $(PY) -m sphinx -d _build/doctrees/$@ -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
+DECKS   = $(PY) -m sphinx -d _build/doctrees/$@ -W --keep-going
 READY   = $(if $(findstring $(VENV),$(PY)),$(VENV)/ready)
 
 .PHONY: help html pdf epub slides anki all live edition test check serve clean torture

@@ -25,6 +25,7 @@ extensions = [
     "lab_embed",
     "edition_page",
     "lanes",
+    "accessible",
     "figures",
     "measured",
     "claims",

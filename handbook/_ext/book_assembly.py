@@ -31,6 +31,7 @@ class Page:
     docname: str
     depth: int  # 1: a chapter; 2: a lab of it, or a page below it
     body: ET.Element
+    is_lab: bool = False
 
 
 def assemble(
@@ -41,7 +42,7 @@ def assemble(
     for page in pages:
         copy = deepcopy(page.body)
         copy.tag = "article"
-        copy.attrib = {"class": f"page depth-{page.depth}", "id": anchor(page.docname)}
+        copy.attrib = {"class": f"page depth-{page.depth}{' lab' if page.is_lab else ''}", "id": anchor(page.docname)}
         shift_headings(copy, page.depth - 1)
         body.append(copy)
     _check_links(body, {page.docname for page in pages}, known)
@@ -65,10 +66,10 @@ def _contents(body: ET.Element, levels: int) -> str:
     """The table of contents; the style sheet adds leaders and page numbers."""
     entries = []
     for article in body:
-        lab = "depth-1" not in classes(article)
+        below, lab = "depth-1" not in classes(article), "lab" in classes(article)
         for number, section in enumerate(article.iter("section")):
             heading = next((child for child in section if re.fullmatch("h[1-6]", child.tag)), None)
-            if heading is None or (number and (lab or int(heading.tag[1]) > levels)):
+            if heading is None or (number and (below or int(heading.tag[1]) > levels)):
                 continue  # every page's title is listed; the sections of chapters are, those of labs are not
             text = heading_content(heading)
             text.tag, text.attrib = "a", {"href": "#" + (section.get("id") or "")}

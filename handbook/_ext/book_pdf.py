@@ -104,10 +104,10 @@ class BookPdfBuilder(StandaloneHTMLBuilder):
 
     def _pages(self, docname: str, depth: int = 1) -> Iterator[Page]:
         """A document and those below it, in reading order; one that only lists others is left out."""
-        empty = depth > 1 and is_empty(self.bodies[docname])
-        if not empty:
-            yield Page(docname, depth, self.bodies[docname])
-        for child in dict.fromkeys(self.env.toctree_includes.get(docname, [])):
+        children = list(dict.fromkeys(self.env.toctree_includes.get(docname, [])))
+        if depth == 1 or not is_empty(self.bodies[docname]):
+            yield Page(docname, depth, self.bodies[docname], is_lab=depth > 1 and not children)
+        for child in children:
             yield from self._pages(child, 2)  # the labs of a chapter stand side by side, however they are listed
 
     def _write(self, name: str, title: str, subtitle: str, pages: list[Page], *, toc_levels: int) -> None:

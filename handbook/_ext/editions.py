@@ -126,8 +126,8 @@ def _seed(lab: Lab, edition: str, key: str) -> bool:
 
 
 def _forget(lab: Lab) -> None:
-    """Make sphinx-gallery run the script."""
-    for path in (lab.md5_file, lab.evidence_file):
+    """Make sphinx-gallery run the script, with nothing left of an earlier run."""
+    for path in (*lab.files(), lab.md5_file):
         path.unlink(missing_ok=True)
 
 

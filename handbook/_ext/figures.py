@@ -20,7 +20,7 @@ _ADAPTIVE = {color: f"var(--rank-{rank}, {color})" for rank, color in enumerate(
     "#e4e7eb": "var(--figure-faint, #e4e7eb)",
     "#7a3b8f": "var(--accent, #7a3b8f)",
 }
-_FONT = re.compile(r"(font: [^;\"]*?px) [^;\"]*")
+_FONT = re.compile(r"font-family: [^;\"]*")
 _SIZE = re.compile(r"(<svg\b[^>]*?) width=\"([\d.]+)pt\" height=\"([\d.]+)pt\"")
 
 
@@ -67,7 +67,7 @@ def inline_svg(path: Path, alt: str, *, prefix: str, adaptive: bool) -> str:
     svg = re.sub(r'href="#', f'href="#{prefix}', svg)
     svg = _SIZE.sub(rf'\1 class="figure" role="img" aria-label="{escape(alt)}" style="width: \2pt"', svg, count=1)
     if adaptive:
-        svg = _FONT.sub(r"\1 var(--figure-font, sans-serif)", svg)
+        svg = _FONT.sub("font-family: var(--figure-font, sans-serif)", svg)
         svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: _ADAPTIVE.get(m[0], m[0]), svg)
     return svg
 
@@ -78,6 +78,7 @@ def _read(path: Path, _modified: int) -> str:
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)  # a hundredth of a point is finer than any screen or printer
     svg = re.sub(r' xmlns:xlink="[^"]*"', "", svg).replace("xlink:href", "href")
     return re.sub(r">\s+<", "><", svg).strip()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
@@ -108,6 +111,36 @@ def stamp_page(app: Sphinx, doctree: nodes.document) -> None:
         break
 
 
+def list_labs(app: Sphinx, doctree: nodes.document) -> None:
+    """Make a chapter's index of labs a list of their titles and questions, in place of sphinx-gallery's thumbnails."""
+    chapter = [lab for lab in all_labs().values() if lab.docname.rpartition("/")[0] + "/index" == app.env.docname]
+    if not chapter:
+        return
+    (section,) = doctree.findall(nodes.section)
+    trees = list(section.findall(addnodes.toctree))
+    intro = [node for node in section.children if isinstance(node, nodes.title | nodes.paragraph)][:2]
+    listing = nodes.definition_list(classes=["labs"])
+    for lab in chapter:
+        title, question = _title_and_question(lab)
+        link = addnodes.pending_xref(
+            "", nodes.inline("", title), refdomain="std", reftype="doc", reftarget=f"/{lab.docname}", refexplicit=True
+        )
+        link["refdoc"], link["refwarn"] = app.env.docname, True
+        definition = nodes.definition("", nodes.paragraph("", question))
+        listing += nodes.definition_list_item("", nodes.term("", "", link), definition)
+    section[:] = [*intro, listing, *(nodes.compound("", tree, classes=["toctree-wrapper"]) for tree in trees)]
+
+
+def _title_and_question(lab: Lab) -> tuple[str, str]:
+    """The title of a lab, and the first sentence of its introduction: the question that it answers."""
+    text = ast.get_docstring(ast.parse(lab.script.read_text(encoding="utf-8"))) or ""
+    title, _, rest = text.strip().partition("\n")
+    paragraph = " ".join(rest.lstrip("=- \n").split("\n\n")[0].split())
+    sentence = re.match(r".*?[.?](?= |$)", paragraph)
+    plain = re.sub(r":\w+:`([^`<]*?)(?: <[^`]*>)?`|``([^`]*)``", r"\1\2", sentence[0] if sentence else paragraph)
+    return title, plain
+
+
 def svg_scraper(*args: Any, **options: Any) -> str:
     """sphinx-gallery's matplotlib scraper, with vector figures."""
     from sphinx_gallery.scrapers import matplotlib_scraper
@@ -115,7 +148,15 @@ def svg_scraper(*args: Any, **options: Any) -> str:
     return str(matplotlib_scraper(*args, format="svg", **options))
 
 
+def _digest() -> str:
+    code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    return hashlib.sha256(code).hexdigest()[:16]
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register what labs' pages get."""
+    # A configuration value, because Sphinx builds all pages again when one changes, and these files decide how they look.
+    app.add_config_value("extensions_digest", _digest(), "env", str)
     app.connect("doctree-read", stamp_page)
+    app.connect("doctree-read", list_labs)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,8 +1,8 @@
 """The PDFs, read back: what a reader sees on each page, and what a screen reader is told."""
 
-import builtins
 import re
 import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -229,14 +229,13 @@ def test_pdf_is_tagged_and_says_its_language_and_title(whole):
     ],
 )
 def test_a_missing_library_is_named_with_its_package(monkeypatch, error, advice):
-    real = builtins.__import__
+    class Refuse:
+        def find_spec(self, name, *_):
+            if name == "weasyprint":
+                raise error
 
-    def refuse(name, *args, **options):
-        if name == "weasyprint":
-            raise error
-        return real(name, *args, **options)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.delitem(sys.modules, "weasyprint", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Refuse(), *sys.meta_path])
     with pytest.raises(ExtensionError, match=re.escape(advice)) as caught:
         weasy.load_weasyprint()
     assert caught.value.__suppress_context__

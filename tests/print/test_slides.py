@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -196,6 +197,18 @@ def test_a_second_build_makes_only_what_is_missing(sample):
     build(folder)
     assert (sample[0] / "sample.pdf").exists()
     assert (sample[0] / "sample.html").stat().st_mtime_ns == made[sample[0] / "sample.html"]
+
+
+def test_without_pango_the_build_ends_at_once_and_says_what_to_install(sample, tmp_path):
+    (tmp_path / "weasyprint.py").write_text("raise OSError('cannot load library libpango-1.0-0')")
+    source = str(sample[0].parent / "source")
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "revealjs", source, str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode != 0
+    assert "PDF needs the Pango library" in done.stderr
+    assert "apt install libpango-1.0-0" in done.stderr
+    assert not (tmp_path / "out" / "sample.html").exists()
 
 
 # -- its parts --------------------------------------------------------------------------------------

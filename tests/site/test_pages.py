@@ -158,7 +158,7 @@ def test_the_chapter_is_light(html):
     page = (html / "internals.html").read_text()
     parts = [html / "internals.html", *_linked(html, page)]
     weight = sum(len(gzip.compress(path.read_bytes())) for path in parts)
-    assert weight < 260_000, {path.name: len(gzip.compress(path.read_bytes())) for path in parts}
+    assert weight < 200_000, {path.name: len(gzip.compress(path.read_bytes())) for path in parts}
 
 
 def _linked(html: Path, page: str) -> list[Path]:
