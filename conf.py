@@ -7,6 +7,7 @@ ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "handbook" / "_ext"))
 
 project = "The DDP Handbook"
+version = release = "1.0"
 author = "The DDP Handbook authors"
 copyright = author
 language = "en"
@@ -33,6 +34,7 @@ extensions = [
     "flashcards",
     "math_svg",
     "book_pdf",
+    "book_epub",
 ]
 exclude_patterns = ["_ext", "**/GALLERY_HEADER.rst", "labs/*/*.ipynb", "labs/*/*.py"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
@@ -86,3 +88,15 @@ pygments_dark_style = "a11y-high-contrast-dark"
 copybutton_exclude = ".linenos, .gp, .go"
 ogp_site_url = "/"
 ogp_social_cards = {"enable": False}
+
+# -- print and e-book ---------------------------------------------------------------------------------
+
+bookpdf_subtitle = "DistributedDataParallel, with every claim executed"
+epub_basename = "ddp-handbook"
+epub_identifier = "ddp-handbook"
+epub_uid = "ddp-handbook"
+epub_description = "A handbook on PyTorch DistributedDataParallel in which every claim is executed"
+epub_css_files = ["epub.css"]
+epub_show_urls = "no"
+epub_tocscope = "includehidden"
+epub_tocdepth = 4

@@ -1,6 +1,7 @@
 """The smallest complete DDP program: torchrun --standalone --nproc-per-node 2 hello_ddp.py"""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,9 @@ def main() -> dist.Work:
     optimizer.step()
 
     weights = sum(p.sum().item() for p in model.parameters())
-    print(f"rank {rank}: loss {loss.item():.4f}, sum of weights after the step {weights:+.6f}", flush=True)
+    said = f"rank {rank}: loss {loss.item():.4f}, sum of weights after the step {weights:+.6f}\n"
+    sys.stdout.write(said)  # in one piece: print() writes the line's end by itself, and another rank's text between
+    sys.stdout.flush()
     last = dist.barrier(async_op=True)  # leave together
     last.wait()
     dist.destroy_process_group()

@@ -97,10 +97,7 @@ def _check_links(body: ET.Element, inside: set[str], known: set[str]) -> None:
 
 
 def cover_lines(app: Sphinx) -> list[str]:
-    """What the cover says about the edition: what listeners of ``bookpdf-stamp`` answer, else the manifest's facts."""
-    for answer in app.emit("bookpdf-stamp"):
-        if answer:
-            return list(answer)
+    """What the cover says about the edition: the facts of its manifest."""
     manifest = Path(app.confdir, app.config.bookpdf_manifest) if app.config.bookpdf_manifest else None
     lines = [f"Version {app.config.release}"] if app.config.release else []
     lines += manifest_lines(json.loads(manifest.read_text("utf-8"))) if manifest and manifest.exists() else []

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sphinx import addnodes
 from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.util import logging
 
@@ -93,14 +94,19 @@ class BookPdfBuilder(StandaloneHTMLBuilder):
     def finish(self) -> None:
         """Set the book and each chapter."""
         root = self.config.root_doc
-        chapters = list(dict.fromkeys(self.env.toctree_includes.get(root, [])))
+        parts = list(dict.fromkeys(self.env.toctree_includes.get(root, [])))
         front = [] if is_empty(self.bodies[root]) else [Page(root, 1, self.bodies[root])]
-        pages = {chapter: list(self._pages(chapter)) for chapter in chapters}
-        book = [*front, *(page for chapter in chapters for page in pages[chapter])]
+        pages = {part: list(self._pages(part)) for part in parts}
+        book = [*front, *(page for part in parts for page in pages[part])]
         self._write(self.config.bookpdf_name, self.config.project, "", book, toc_levels=2)
-        for chapter in chapters:
+        for chapter in self._chapters(root):
             title = self.env.titles[chapter].astext()
             self._write(chapter.replace("/", "-"), title, self.config.project, pages[chapter], toc_levels=3)
+
+    def _chapters(self, root: str) -> list[str]:
+        """What the first table of contents of the root document lists; what follows it is reference."""
+        first = next(self.env.get_doctree(root).findall(addnodes.toctree), None)
+        return list(dict.fromkeys(first["includefiles"])) if first else []
 
     def _pages(self, docname: str, depth: int = 1) -> Iterator[Page]:
         """A document and those below it, in reading order; one that only lists others is left out."""
@@ -148,10 +154,9 @@ def write_pdf(content: str, target: Path, name: str) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the builder, its configuration, and the event that asks for the cover's stamp."""
+    """Register the builder and its configuration."""
     app.add_builder(BookPdfBuilder)
     app.add_config_value("bookpdf_name", "ddp-handbook", "", str)
     app.add_config_value("bookpdf_subtitle", "", "", str)
     app.add_config_value("bookpdf_manifest", "", "", str)
-    app.add_event("bookpdf-stamp")
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -6,6 +6,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
 from editions import recorded_editions
@@ -72,7 +73,13 @@ def _row(cells: list[Any]) -> nodes.row:
     return nodes.row("", *[nodes.entry("", nodes.paragraph("", "", text)) for text in texts])
 
 
+def name_manifest(app: Sphinx, config: Config) -> None:
+    """Tell print, for its cover, which edition this build renders."""
+    config.bookpdf_manifest = str(EDITIONS / (config.labs_edition or config.labs_default_edition) / "manifest.json")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive."""
     app.add_directive("edition-manifest", EditionManifest)
+    app.connect("config-inited", name_manifest)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -57,6 +57,10 @@ class AnkiBuilder(StandaloneHTMLBuilder):
             css=_CSS,
         )
 
+    def get_theme_config(self) -> tuple[str, dict[str, str | int | bool]]:
+        """No theme of the web: furo, once loaded, wants to write its files beside the package."""
+        return "basic", {}
+
     def get_outdated_docs(self) -> Iterator[str]:
         """All: the package is written whole."""
         yield from sorted(self.env.found_docs)

@@ -76,7 +76,7 @@ def _depart_lanes(self: SphinxTranslator, node: lanes) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the nodes for every builder that writes HTML."""
-    app.add_node(lanes, html=(_visit_lanes, _depart_lanes), epub=(_visit_lanes, _depart_lanes))
-    app.add_node(lane, html=(_visit_lane, _depart_lanes), epub=(_visit_lane, _depart_lanes))
+    app.add_node(lanes, html=(_visit_lanes, _depart_lanes))
+    app.add_node(lane, html=(_visit_lane, _depart_lanes))
     app.add_post_transform(SplitIntoLanes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
