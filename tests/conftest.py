@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -27,8 +28,16 @@ def missing(what: str) -> None:
 
 def make(target: str) -> None:
     """Bring one form of the book up to date, as a user would."""
-    done = subprocess.run(["make", target], cwd=ROOT, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, f"make {target} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    command = ["make", target]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=1800)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # make, Sphinx and the ranks' fork server
+            raise
+    assert process.returncode == 0, f"make {target} failed:\n{said[-4000:]}"
 
 
 def _need_pango() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .plotting import FAINT, INK, MUTED, RANK_COLORS
 
-_GAP = 0.09  # white on each side of a cell, as a share of its place
+_GAP = 0.06  # white on each side of a cell, as a share of its place
 
 
 def contributions(value: float, ranks: int) -> dict[int, int]:
@@ -54,7 +54,7 @@ def draw_chunks(
                 x = left + source * width / ranks
                 ax.barh(middle, width / ranks, height, x, color=RANK_COLORS[source], alpha=0.5 if numbers else 0.9)
                 if numbers:
-                    ax.text(x + width / ranks / 2, middle, number, ha="center", va="center", fontsize=6.5)
+                    ax.text(x + width / ranks / 2, middle, number, ha="center", va="center", fontsize=8.5)
             if len(inside) == ranks:  # complete
                 ax.barh(middle, width, height, left, color="none", edgecolor=INK, linewidth=1)
     ax.set(xlim=(-0.05, max(map(len, held)) + 0.05), ylim=(ranks + 0.05, -0.05), xticks=[])
@@ -87,6 +87,6 @@ def draw_key(ax: Any, ranks: int) -> None:
         ax.text(0.2 + width * (rank + 0.5), 0.15, str(rank), ha="center", va="center")
     ax.barh(0.3, 0.6, 0.2, 0.2, color="none", edgecolor=INK, linewidth=1)
     text = "one chunk: stripe r is filled\nonce rank r's share is in it;\nframed once all shares are"
-    ax.text(0.5, 0.5, text, ha="center", va="top", fontsize=8)
+    ax.text(0.5, 0.5, text, ha="center", va="top", fontsize=8.5)
     ax.set(xlim=(0, 1), ylim=(1, 0))
     ax.set_axis_off()

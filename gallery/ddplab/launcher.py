@@ -262,7 +262,10 @@ def _wait(ranks: list[_Rank], deadline: float) -> list[_Failure] | None:
 def _default_nproc() -> int:
     """One rank per GPU where there are several, else 2. Counted without importing torch or touching CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = len(visible.split(",")) if visible else len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    if visible is None:
+        count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    else:
+        count = len(visible.split(",")) if visible else 0
     return max(count, 2)
 
 

@@ -44,3 +44,12 @@ def subplots(nrows: int = 1, ncols: int = 1, *, height_in: float = 3.0, **option
     """``plt.subplots`` in the house style: as wide as the text column (7.2 in), ``height_in`` inches high."""
     plt.rcParams.update(_STYLE)
     return plt.subplots(nrows, ncols, figsize=(7.2, height_in), layout="constrained", **options)
+
+
+def describe(fig: Any, text: str) -> None:
+    """Say what a figure shows, for those who hear the page.
+
+    By itself the page reads out the titles of the axes. sphinx-gallery takes a figure's title before those,
+    also one that is not drawn.
+    """
+    fig.suptitle(text, visible=False, in_layout=False)

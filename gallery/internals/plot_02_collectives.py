@@ -2,8 +2,7 @@
 Four collectives, before and after
 ==================================
 
-DDP needs two collectives, broadcast and all-reduce.
-What do they do, and why does an all-reduce cost about as much as two other collectives together?
+What does a collective leave on each rank, and which two of them make an all-reduce?
 This lab runs broadcast, all-reduce, reduce-scatter and all-gather on four ranks,
 and draws what each rank holds before and after.
 It serves :ref:`internals-collectives`.
@@ -19,14 +18,15 @@ import torch.distributed as dist
 
 from ddplab import device, launch
 from ddplab.chunks import draw_chunks
-from ddplab.plotting import INK, MUTED, subplots
+from ddplab.plotting import describe, subplots
 
 RANKS = 4
 
 
 def collectives():
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    here = device() if dist.get_backend() == "nccl" else "cpu"  # gloo scatters and gathers CPU tensors only
+    # gloo scatters and gathers CPU tensors only
+    here = device() if dist.get_backend() == "nccl" else "cpu"
     mine = torch.arange(1.0, ranks + 1, device=here) * 10**rank
 
     broadcast = mine.clone()
@@ -73,21 +73,23 @@ def at(rank, piece):
 
 before = [tensors["mine"] for tensors in held]
 pieces = [at(rank, tensors["reduce-scatter"]) for rank, tensors in enumerate(held)]
-after = {name: [tensors[name] for tensors in held] for name in ("broadcast", "all-reduce", "all-gather")}
 panels = {
-    "broadcast": (before, after["broadcast"]),
-    "all-reduce": (before, after["all-reduce"]),
+    "broadcast": (before, [tensors["broadcast"] for tensors in held]),
+    "all-reduce": (before, [tensors["all-reduce"] for tensors in held]),
     "reduce-scatter": (before, pieces),
-    "all-gather": (pieces, after["all-gather"]),
+    "all-gather": (pieces, [tensors["all-gather"] for tensors in held]),
 }
 
 fig, axes = subplots(2, 4, height_in=4.1, sharey=True)
+describe(
+    fig, "What four ranks hold, chunk by chunk, before and after each of four collectives"
+)
 for column, (name, states) in zip(axes.T, panels.items(), strict=True):
     for ax, state in zip(column, states, strict=True):
         draw_chunks(ax, state)
     column[0].set_title(name, loc="center")
-    column[0].set_xlabel("↓", fontsize=14, color=INK, labelpad=-2)
-    column[1].set_xlabel("chunks 1 to 4", color=MUTED)
+    column[0].set_xlabel("↓", fontsize=14, labelpad=-2)
+    column[1].set_xlabel("chunks 1 to 4")
 axes[0, 0].set_ylabel("before")
 axes[1, 0].set_ylabel("after")
 

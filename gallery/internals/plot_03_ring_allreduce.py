@@ -18,10 +18,11 @@ import math
 
 import torch
 import torch.distributed as dist
+from torch.distributed import P2POp, irecv, isend
 
 from ddplab import device, launch, record
 from ddplab.chunks import draw_chunks, draw_key, draw_ring_moves
-from ddplab.plotting import ACCENT, INK, MUTED, subplots
+from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
 
 
 def ring_all_reduce(x, watch=lambda *what: None):
@@ -33,7 +34,7 @@ def ring_all_reduce(x, watch=lambda *what: None):
     for step in range(2 * (p - 1)):
         outgoing, target = chunks[(rank - step) % p], chunks[(rank - step - 1) % p]
         incoming = torch.empty_like(target)
-        send, receive = dist.P2POp(dist.isend, outgoing, right), dist.P2POp(dist.irecv, incoming, left)
+        send, receive = P2POp(isend, outgoing, right), P2POp(irecv, incoming, left)
         for work in dist.batch_isend_irecv([send, receive]):
             work.wait()
         if step < p - 1:
@@ -61,7 +62,8 @@ def watched():
 
 traces = launch(watched, 4)
 for step in range(1, 7):
-    moves = (f"{rank}→{(rank + 1) % 4}: chunk {trace[step][0] + 1}" for rank, trace in enumerate(traces))
+    sent = [trace[step][0] for trace in traces]
+    moves = [f"{rank}→{(rank + 1) % 4}: chunk {chunk + 1}" for rank, chunk in enumerate(sent)]
     print(f"step {step}, {'add' if step < 4 else 'copy':4}  " + "   ".join(moves))
 
 # %%
@@ -69,17 +71,20 @@ for step in range(1, 7):
 # An arrow that leaves below rank 3 enters above rank 0: the ring is closed.
 
 fig, axes = subplots(2, 4, height_in=4.4)
+alt = "What four ranks hold at the start and after each of six steps of a ring all-reduce"
+describe(fig, alt)
 *panels, key = axes.flat
 for step, ax in enumerate(panels):
     draw_chunks(ax, [trace[step][1] for trace in traces], numbers=False, row_gap=0.2)
     ax.set(ylim=(4.2, -0.2))
-    ax.set_title("start" if step == 0 else f"step {step}: {'add' if step < 4 else 'copy'}", loc="center")
+    title = f"step {step}: {'add' if step < 4 else 'copy'}" if step else "start"
+    ax.set_title(title, loc="center")
     if step:
         draw_ring_moves(ax, [trace[step][0] for trace in traces], row_gap=0.2)
     if step % 4:
         ax.set_yticks([])
     else:
-        ax.set_xlabel("chunks 1 to 4", color=MUTED)
+        ax.set_xlabel("chunks 1 to 4")
 draw_key(key, 4)
 
 # %%
@@ -91,21 +96,23 @@ ELEMENTS = 1_200_000  # divisible by 2, 3 and 4
 
 def compare():
     here = device() if dist.get_backend() == "nccl" else "cpu"
-    x = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(dist.get_rank())).to(here)
+    own = torch.Generator().manual_seed(dist.get_rank())
+    x = torch.randn(ELEMENTS, generator=own).to(here)
     ours, theirs = x.clone(), x.clone()
     nbytes = ring_all_reduce(ours)
     dist.all_reduce(theirs)
     return nbytes, (ours - theirs).abs().max().item()
 
 
-sent = {}
-print("ranks   bytes sent by each rank   ÷ bytes of the tensor   2(p−1)/p   largest difference to all_reduce")
+ratio = {}
+print("ranks   bytes sent per rank   ÷ tensor   2(p−1)/p   largest difference to all_reduce")
 for p in (2, 3, 4):
     counted, differences = zip(*launch(compare, p), strict=True)
-    sent[p], difference = counted[0] / (4 * ELEMENTS), max(differences)
-    print(f"{p:5}   {counted[0]:23,}   {sent[p]:21.4f}   {2 * (p - 1) / p:8.4f}   {difference:32.1e}")
+    ratio[p], difference = counted[0] / (4 * ELEMENTS), max(differences)
+    row = f"{p:5}   {counted[0]:19,}   {ratio[p]:8.4f}   {2 * (p - 1) / p:8.4f}"
+    print(f"{row}   {difference:32.1e}")
     assert set(counted) == {counted[0]}  # the same on all ranks
-    assert math.isclose(sent[p], 2 * (p - 1) / p)
+    assert math.isclose(ratio[p], 2 * (p - 1) / p)
     assert difference <= (0 if p == 2 else 2e-6)
     record(**{f"difference_{p}": difference})
 
@@ -113,24 +120,17 @@ for p in (2, 3, 4):
 # Why these bytes, and what they cost
 # -----------------------------------
 #
-# A rank sends one chunk of *n*/p bytes in each of 2(p − 1) steps, so it sends
-#
-# .. math:: 2(p-1)\,\frac{n}{p} = 2\,\frac{p-1}{p}\,n \;<\; 2n .
-#
-# Let a message take α seconds to start and β seconds per byte, and let a rank send and receive at the same time.
-# All ranks work in each step, so
+# A rank sends one chunk of *n*/p bytes in each of 2(p − 1) steps, so it sends less than 2\ *n*.
+# The chapter (:ref:`internals-collectives`) derives what that costs if a message takes α seconds and 1/B per byte:
 #
 # .. math::
 #
-#    T_\text{ring} = 2(p-1)\left(\alpha + \frac{n}{p}\beta\right)
-#    = \underbrace{2(p-1)\,\alpha}_{\text{latency}} + \underbrace{2\,\frac{p-1}{p}\,n\,\beta}_{\text{bandwidth}} .
+#    T_\text{ring} = 2(p-1)\left(\alpha + \frac{n}{pB}\right), \qquad
+#    T_\text{plain tree} = 2\lceil\log_2 p\rceil\left(\alpha + \frac{n}{B}\right) .
 #
-# The bandwidth term hardly depends on p; the latency term grows in proportion to it.
-# A tree that passes the whole tensor up, adding, and the sum down again, makes the opposite trade:
-#
-# .. math:: T_\text{tree} = 2\lceil\log_2 p\rceil\,(\alpha + n\beta) .
+# The ring sends fewer bytes, the tree fewer messages.
 
-P, ALPHA_S, BYTES_PER_S = 64, 10e-6, 25e9  # assumed, not measured: 10 µs per message, 200 Gbit/s
+P, ALPHA_S, BYTES_PER_S = 64, 10e-6, 25e9  # assumed: 10 µs per message, 200 Gbit/s
 ring_steps, tree_steps = 2 * (P - 1), 2 * math.ceil(math.log2(P))
 
 
@@ -142,7 +142,8 @@ def tree_ms(nbytes):
     return 1e3 * tree_steps * (ALPHA_S + nbytes / BYTES_PER_S)
 
 
-crossing = (ring_steps - tree_steps) * ALPHA_S * BYTES_PER_S / (tree_steps - ring_steps / P)  # T_ring = T_tree
+# The size at which both take as long: solve T_ring = T_tree for n.
+crossing = (ring_steps - tree_steps) * ALPHA_S * BYTES_PER_S / (tree_steps - ring_steps / P)
 assert math.isclose(ring_ms(crossing), tree_ms(crossing))
 record("MiB", crossing=crossing / 2**20)
 
@@ -154,20 +155,20 @@ fig, (left, right) = subplots(1, 2, height_in=3.1)
 ranks = range(2, 9)
 left.plot(ranks, [p - 1 for p in ranks], color=MUTED, linestyle="--")
 left.plot(ranks, [2 * (p - 1) / p for p in ranks], color=ACCENT)
-left.plot(list(sent), list(sent.values()), "o", color=INK)
+left.plot(list(ratio), list(ratio.values()), "o", color=INK)
 left.text(5.8, 5.1, "one rank for all: p − 1", ha="right")
 left.text(8, 0.8, "ring: 2(p − 1)/p, dots counted", ha="right")
 left.set(xlabel="ranks p", ylabel="bytes sent ÷ bytes of the tensor", ylim=(0, 7.4))
-left.set_title("Sent by the busiest rank")
+left.set_title("Bytes sent by the busiest rank")
 sizes = [2**k / 2**20 for k in range(10, 31)]
 right.loglog(sizes, [tree_ms(mib * 2**20) for mib in sizes], color=MUTED, linestyle="--")
 right.loglog(sizes, [ring_ms(mib * 2**20) for mib in sizes], color=ACCENT)
 right.plot(crossing / 2**20, ring_ms(crossing), "s", color=INK)
-right.text(0.0012, 0.16, "tree")
+right.text(0.0012, 0.16, "plain tree")
 right.text(0.0012, 1.6, "ring")
-right.annotate("equal", (crossing / 2**20, ring_ms(crossing)), (6, -12), textcoords="offset points")
+right.text(crossing / 2**20 * 1.5, ring_ms(crossing) * 0.5, "equal")
 right.set(xlabel="tensor in MiB", ylabel="time in ms (model)")
-right.set_title("64 ranks, α = 10 µs, 200 Gbit/s")
+right.set_title("Model: 64 ranks, 10 µs, 200 Gbit/s")
 
 # %%
 # What to notice

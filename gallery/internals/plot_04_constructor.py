@@ -30,13 +30,15 @@ class Model(nn.Module):
         self.frozen = nn.Parameter(torch.full((16,), fill), requires_grad=False)
         self.register_buffer("statistic", torch.full((16,), fill))
         self.register_buffer("scratch", torch.full((16,), fill), persistent=False)
-        self.plain = torch.full((16,), fill)  # an attribute like any other: torch does not know of it
+        self.plain = torch.full((16,), fill)  # an attribute that torch does not know of
 
 
-def tensors(model, optimizer):
+def values(model, optimizer):
     named = {f"parameter {name}": tensor for name, tensor in model.named_parameters()}
     named |= {f"buffer {name}": tensor for name, tensor in model.named_buffers()}
-    return named | {"attribute plain": model.plain, "optimizer state": optimizer.state[model.weight]["exp_avg"]}
+    named["attribute plain"] = model.plain
+    named["optimizer state"] = optimizer.state[model.weight]["exp_avg"]
+    return {name: tensor.mean().item() for name, tensor in named.items()}
 
 
 def copy_state():
@@ -44,19 +46,22 @@ def copy_state():
     model = Model(rank).to(device())
     optimizer = torch.optim.Adam(model.parameters())
     optimizer.state[model.weight]["exp_avg"] = torch.full((16,), rank)
-    before = {name: tensor.mean().item() for name, tensor in tensors(model, optimizer).items()}
+    before = values(model, optimizer)
     with torch.profiler.profile(record_shapes=True) as profile:
         DistributedDataParallel(model)
-    after = {name: tensor.mean().item() for name, tensor in tensors(model, optimizer).items()}
-    prefix = f"{dist.get_backend()}:"
-    calls = [event for event in profile.events() if event.name.startswith(prefix)]
-    return before, after, [(call.name.removeprefix(prefix), call.input_shapes) for call in calls]
+    calls = [
+        (event.name.partition(":")[2], event.input_shapes)
+        for event in profile.events()
+        if event.name.startswith(f"{dist.get_backend()}:")
+    ]
+    return before, values(model, optimizer), calls
 
 
 (_, _, calls), (before, after, _) = launch(copy_state, 2, quiet=True)
 print("on rank 1            before   after")
 for name in before:
-    print(f"{name:21}{before[name]:6.0f}{after[name]:8.0f}   {'copied from rank 0' if after[name] == 0 else 'its own'}")
+    whose = "its own" if after[name] else "copied from rank 0"
+    print(f"{name:21}{before[name]:6.0f}{after[name]:8.0f}   {whose}")
 assert [name for name in after if after[name] == 1] == ["attribute plain", "optimizer state"]
 
 # %%
@@ -66,7 +71,8 @@ assert [name for name in after if after[name] == 1] == ["attribute plain", "opti
 # The state travels flat, one broadcast for all tensors of a type up to 250 MiB.
 
 for name, shapes in calls:
-    print(f"{name:12}{sum(torch.Size(shape).numel() for shape in shapes):8} elements")
+    elements = sum(torch.Size(shape).numel() for shape in shapes)
+    print(f"{name:12}{elements:8} element{'s' * (elements > 1)}")
 record(unit="collectives", collectives=len(calls))
 
 # %%
@@ -85,7 +91,8 @@ def differ():
         DistributedDataParallel(model.to(device()))
         print(f"built; weights of rank {model.weight[0, 0].item():.0f}")
     except RuntimeError as error:
-        print(re.search(r"params\[.*|Connection \w+ by peer|$", str(error)).group())
+        reason = re.search(r"params\[.*match|Connection \w+ by peer|$", str(error))
+        print(reason.group())
         print(f"raised; weights of rank {model.weight[0, 0].item():.0f}")
         raise
 
@@ -107,8 +114,9 @@ assert "raised; weights of rank 2" in failure.outputs[2]
 
 
 def differ_in_a_buffer():
-    model = nn.Linear(4, 4)
-    model.register_buffer("scale", torch.arange(6.0).view((2, 3) if dist.get_rank() == 0 else (3, 2)) - dist.get_rank())
+    model, rank = nn.Linear(4, 4), dist.get_rank()
+    shape = (3, 2) if rank else (2, 3)
+    model.register_buffer("scale", torch.arange(6.0).view(shape) - rank)
     DistributedDataParallel(model.to(device()))
     print(model.scale.tolist())
     return model.scale.flatten().tolist()

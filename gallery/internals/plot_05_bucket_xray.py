@@ -8,9 +8,9 @@ It serves :ref:`internals-buckets` and :ref:`internals-rebuild`.
 """
 
 import torch
-import torch.distributed as dist
 from matplotlib.colors import to_rgba
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
@@ -30,19 +30,20 @@ def mlp():
 
 
 def convnet():
-    blocks = [nn.Sequential(nn.Conv2d(96, 96, 3), nn.BatchNorm2d(96), nn.ReLU()) for _ in range(20)]
-    return nn.Sequential(*blocks), (2, 96, 42, 42)
+    layers = [(nn.Conv2d(96, 96, 3), nn.BatchNorm2d(96), nn.ReLU()) for _ in range(20)]
+    return nn.Sequential(*[nn.Sequential(*block) for block in layers]), (2, 96, 42, 42)
 
 
 def transformer():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 4, 768, batch_first=True), 6), (2, 8, 256)
+    layer = nn.TransformerEncoderLayer(256, 4, 768, batch_first=True)
+    return nn.TransformerEncoder(layer, 6), (2, 8, 256)
 
 
 # %%
 # Read the buckets
 # ----------------
 # A communication hook sees every bucket as it is launched, with the parameters in it.
-# This one notes them by their place in the order of registration, and sums as DDP would.
+# This one notes them by their place in the order of registration, and reduces as DDP would.
 # Hooks on the parameters note the order in which gradients become ready.
 
 
@@ -53,14 +54,16 @@ def worker(build, bucket_cap_mb, steps=2):
     place = {parameter: i for i, parameter in enumerate(ddp.parameters())}
     ready, buckets = [], []
 
-    def note(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def note_bucket(_, bucket):
         buckets[-1].append([place[parameter] for parameter in bucket.parameters()])
-        mine = bucket.buffer().div_(dist.get_world_size())
-        return dist.all_reduce(mine, async_op=True).get_future().then(lambda future: future.value()[0])
+        return allreduce_hook(None, bucket)
 
-    ddp.register_comm_hook(None, note)
+    def note_ready(parameter):
+        ready[-1].append(place[parameter])
+
+    ddp.register_comm_hook(None, note_bucket)
     for parameter in place:
-        parameter.register_post_accumulate_grad_hook(lambda parameter: ready[-1].append(place[parameter]))
+        parameter.register_post_accumulate_grad_hook(note_ready)
     for _ in range(steps):
         ready.append([])
         buckets.append([])
@@ -84,15 +87,16 @@ def predict(sizes, order, bucket_cap_mb):
     return [[order[position] for position in bucket] for bucket in buckets]
 
 
-print("model         tensors      MiB   bucket_cap_mb   buckets   MiB in each, in launch order")
+print("model        tensors   MiB   cap in MiB   buckets   MiB in each, as launched")
 for build in (mlp, convnet, transformer):
     for cap in (None, 1, 4):
         for sizes, ready, (first, second) in launch(worker, 2, build, cap, quiet=True):
             assert first == [list(range(len(sizes)))]
             assert second == predict(sizes, ready[0], cap)
         mib = [sum(sizes[i] for i in bucket) / MIB for bucket in second]
-        shown = " ".join(f"{size:.3g}" for size in mib[:6]) + (" …" if len(mib) > 6 else "")
-        print(f"{build.__name__:12}{len(sizes):9}{sum(mib):9.1f}{cap!s:>16}{len(mib):10}   {shown}")
+        model = f"{build.__name__:11}{len(sizes):9}{sum(mib):6.1f}"
+        each = " ".join(f"{size:.3g}" for size in mib[:6]) + " …" * (len(mib) > 6)
+        print(f"{model}{cap or 'default':>13}{len(mib):10}   {each}")
 
 # %%
 # Look at one
@@ -101,28 +105,34 @@ for build in (mlp, convnet, transformer):
 # The number in a box, and its shade, is the layer that the tensor belongs to.
 
 CAP = 4
-TITLES = ("Iteration 0: one bucket, in order of registration", "Later: in the order in which gradients become ready")
 sizes, ready, (first, second) = launch(worker, 2, transformer, CAP, quiet=True)[0]
 layers = [int(name.split(".")[1]) for name, _ in transformer()[0].named_parameters()]
 
-fig, axes = subplots(2, 1, height_in=3.4, sharex=True, height_ratios=[1, len(second)])
-for ax, buckets, title in zip(axes, (first, second), TITLES, strict=True):
+
+def draw(ax, buckets):
     for row, bucket in enumerate(buckets):
         filled = 0.0
         for i in bucket:
-            box, shade = sizes[i] / MIB, 0.08 + 0.1 * layers[i]
-            ax.barh(row, box, left=filled, height=0.7, color=to_rgba(ACCENT, shade), edgecolor=INK, lw=0.5)
-            if box > 0.2:
-                ax.text(filled + box / 2, row, layers[i], ha="center", va="center", fontsize=8.5)
+            box, shade = sizes[i] / MIB, to_rgba(ACCENT, 0.08 + 0.1 * layers[i])
+            ax.barh(row, box, 0.7, filled, color=shade, edgecolor=INK, lw=0.5)
+            if box > 0.2:  # biases and norms are too thin for a number
+                ax.text(filled + 0.06, row, layers[i], va="center", fontsize=8.5)
             filled += box
     ax.set(ylabel="bucket", yticks=range(len(buckets)), ylim=(len(buckets) - 0.4, -0.6))
-    ax.set_title(title)
+
+
+fig, axes = subplots(2, 1, height_in=3.4, sharex=True, height_ratios=[1, len(second)])
+draw(axes[0], first)
+draw(axes[1], second)
+axes[0].set_title("Iteration 0: one bucket, in order of registration")
+axes[1].set_title("Later: in the order in which gradients become ready")
 axes[1].axvline(CAP, color=INK, ls="--", lw=1)
-axes[1].text(CAP + 0.7, len(second) - 1, f"cap: {CAP} MiB", va="center")
+axes[1].text(CAP + 0.5, len(second) - 1, f"cap: {CAP} MiB", va="center")
 axes[1].set(xlabel="bytes in the bucket (MiB)")
+largest = max(sum(sizes[i] for i in bucket) for bucket in second)
 record(unit="bucket", before=len(first))
 record(unit="buckets", after=len(second))
-record(unit="MiB", model=sum(sizes) / MIB, largest=max(sum(sizes[i] for i in bucket) for bucket in second) / MIB)
+record(unit="MiB", model=sum(sizes) / MIB, largest=largest / MIB)
 
 # %%
 # DDP writes the same numbers into its log: the sizes at construction, and those after the rebuild.
@@ -133,12 +143,14 @@ def logged(bucket_cap_mb):
     ddp = DistributedDataParallel(model.to(device()), bucket_cap_mb=bucket_cap_mb)
     for _ in range(3):
         ddp(torch.randn(shape, device=device())).square().mean().backward()
-    return {name: ddp_facts(ddp)[name] for name in ("bucket_cap_bytes", "bucket_sizes", "rebuilt_bucket_sizes")}
+    return ddp_facts(ddp)
 
 
-for name, value in (log := launch(logged, 2, CAP, quiet=True)[0]).items():
-    print(f"{name:22}{value}")
-assert log["rebuilt_bucket_sizes"] == ", ".join(str(sum(sizes[i] for i in bucket)) for bucket in second)
+log = launch(logged, 2, CAP, quiet=True)[0]
+for name in ("bucket_cap_bytes", "bucket_sizes", "rebuilt_bucket_sizes"):
+    print(f"{name:22}{log[name]}")
+in_each = [sum(sizes[i] for i in bucket) for bucket in second]
+assert log["rebuilt_bucket_sizes"] == ", ".join(map(str, in_each))
 
 # %%
 # What to notice
@@ -146,7 +158,7 @@ assert log["rebuilt_bucket_sizes"] == ", ".join(str(sum(sizes[i] for i in bucket
 # * Before the rebuild (:measured:`bucket-xray.before`) there is nothing to overlap.
 #   The rebuild at the second forward makes :measured:`bucket-xray.after`.
 # * A bucket closes *after* the tensor that reaches the cap, so the largest holds :measured:`bucket-xray.largest:.2f`.
-# * With the default (``None``) the first bucket closes at 1 MiB, so that communication starts early.
+# * With the default the first bucket closes at 1 MiB, so that communication starts early.
 #   An explicit ``bucket_cap_mb`` gives that up: the first bucket has the same cap as all others.
 # * The convnet with a cap of 1 MiB ends in a bucket of a few hundred bytes: one bias, at the price of an all-reduce.
 # * The last layer fills the first bucket, because its gradients are ready first.

@@ -2,8 +2,9 @@
 Gradient buckets: a program to read
 ===================================
 
+When does each bucket leave, and what is in it?
 This is a code-reading lab: one short program, what it prints, and what both say.
-It serves :ref:`internals-buckets`; the lab :doc:`plot_05_bucket_xray` predicts buckets, this one watches them leave.
+It serves :ref:`internals-buckets`; :doc:`plot_05_bucket_xray` predicts buckets, this lab watches them leave.
 
 Concept goal
 ------------
@@ -45,9 +46,11 @@ def worker():
     def launched(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         flat = bucket.buffer()
         inside = ", ".join(name[parameter] for parameter in bucket.parameters())
-        log.append(f"  launched  bucket {bucket.index()}, {flat.nbytes / 2**20:.0f} MiB: {inside}")
+        mib = flat.nbytes / 2**20
+        log.append(f"  launched  bucket {bucket.index()}, {mib:.0f} MiB: {inside}")
         flat.div_(dist.get_world_size())
-        return dist.all_reduce(flat, async_op=True).get_future().then(lambda future: future.value()[0])
+        work = dist.all_reduce(flat, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(ready)
@@ -97,7 +100,8 @@ launches = []
 print("              buckets   launched before the last gradient")
 for iteration, lines in enumerate((logs[0][:half], logs[0][half:])):
     last_ready = lines.index("  ready     layer 0")
-    total, early = (sum("launched" in line for line in part) for part in (lines, lines[:last_ready]))
+    total = sum("launched" in line for line in lines)
+    early = sum("launched" in line for line in lines[:last_ready])
     launches.append((total, early))
     print(f"iteration {iteration}{total:10}{early:10}")
 assert launches == [(1, 0), (3, 2)]

@@ -12,7 +12,6 @@ import time
 
 import torch
 import torch.distributed as dist
-from matplotlib.patches import Rectangle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,10 +37,11 @@ def stamp():
 
 
 def ms_between(start, end):
-    return start.elapsed_time(end) if isinstance(start, torch.cuda.Event) else 1e3 * (end - start)
+    on_gpu = isinstance(start, torch.cuda.Event)
+    return start.elapsed_time(end) if on_gpu else 1e3 * (end - start)
 
 
-def all_reduce_with_stamps(stamps, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def all_reduce_with_stamps(stamps, bucket):
     def arrived(future):
         stamps["done"][bucket.index()] = stamp()  # buckets need not arrive in order
         return future.value()[0]
@@ -105,38 +105,43 @@ print("rank 0         buckets   first launch   last gradient   backward returns 
 for name, step in (("iteration_0", 0), ("warm", middle)):
     seen = stamped[step]
     first, last, end = seen["launched"][0], seen["ready"][-1], seen["end"]
-    print(f"{name:11}{len(seen['launched']):11}{first:12.1f} ms{last:13.1f} ms{end:16.1f} ms{end - last:7.1f} ms")
-    record(unit="ms", **{f"{name}_first_launch": first, f"{name}_backward": end, f"{name}_exposed": end - last})
+    times = f"{first:12.1f} ms{last:13.1f} ms{end:16.1f} ms{end - last:7.1f} ms"
+    print(f"{name:11}{len(seen['launched']):11}{times}")
+    record(unit="ms", **{f"{name}_first_launch": first, f"{name}_backward": end})
+    record(unit="ms", **{f"{name}_exposed": end - last})
 
 for timelines, _ in ranks:
-    assert len(timelines[0]["launched"]) == 1  # one bucket, and it starts behind the last gradient
-    assert timelines[0]["launched"][0] > timelines[0]["ready"][-1]
-    assert len(timelines[middle]["launched"]) == LAYERS  # one bucket per layer, the first starts early
-    assert timelines[middle]["launched"][0] < timelines[middle]["ready"][1]
+    first, warm = timelines[0], timelines[middle]
+    assert len(first["launched"]) == 1  # one bucket, and it starts behind the last gradient
+    assert first["launched"][0] > first["ready"][-1]
+    assert len(warm["launched"]) == LAYERS  # one bucket per layer, and the first starts early
+    assert warm["launched"][0] < warm["ready"][1]
 
 # %%
 # Each row is a gradient, in the order in which they became ready.
 # A dot marks the moment it was ready, the thin line its wait, and the bar its bucket on the way.
 
 fig, axes = subplots(2, RANKS, height_in=4.6, sharex=True, sharey=True)
-for row, (title, step) in enumerate([("iteration 0", 0), (f"iteration {middle}", middle)]):
-    for rank, (timelines, _) in enumerate(ranks):
-        ax, seen = axes[row, rank], timelines[step]
+for step, row in zip((0, middle), axes, strict=True):
+    for rank, (ax, (timelines, _)) in enumerate(zip(row, ranks, strict=True)):
+        seen = timelines[step]
         per_bucket = LAYERS // len(seen["launched"])
         for gradient, ready in enumerate(seen["ready"]):
             launched = seen["launched"][gradient // per_bucket]
             ax.plot([ready, launched], [gradient, gradient], color=MUTED, lw=1)
             ax.plot(ready, gradient, "o", ms=5, color=INK, zorder=3)
-        for bucket, (launched, done) in enumerate(zip(seen["launched"], seen["done"], strict=True)):
-            box = (done - launched, per_bucket - 0.3)
-            ax.add_patch(Rectangle((launched, bucket * per_bucket - 0.35), *box, color=RANK_COLORS[rank], alpha=0.75))
+        for bucket, launched in enumerate(seen["launched"]):
+            y, travels = (bucket + 0.5) * per_bucket - 0.5, seen["done"][bucket] - launched
+            place = {"height": per_bucket - 0.3, "left": launched}
+            ax.barh(y, travels, **place, color=RANK_COLORS[rank], alpha=0.75)
         ax.axvline(seen["end"], color=INK, lw=1, ls="--")
-        ax.set_title(f"rank {rank}, {title}")
-for ax in axes[:, 0]:
-    ax.set(ylabel="gradient (0 = first ready)", ylim=(LAYERS - 0.4, -0.6), yticks=range(LAYERS))
+        buckets = "a bucket each" if step else "one bucket"
+        ax.set_title(f"rank {rank}, iteration {step}: {buckets}")
+    row[0].set(ylabel="gradient, as ready", ylim=(LAYERS - 0.4, -0.6), yticks=range(LAYERS))
 for ax in axes[-1]:
     ax.set(xlabel="time since backward began (ms)")
-fig.supxlabel("dot: gradient ready · line: it waits · bar: its bucket travels · dashed: backward returns", fontsize=9.5)
+key = "dot: gradient ready · line: it waits · bar: its bucket travels · dashed: backward ends"
+fig.supxlabel(key, fontsize=9.5)
 
 # %%
 # What the looking changes
@@ -145,9 +150,11 @@ fig.supxlabel("dot: gradient ready · line: it waits · bar: its bucket travels 
 # Without one, DDP divides while it copies a gradient into the bucket.
 # The stamps also run Python in the autograd thread, and in the thread that communicates.
 
-with_ms, without_ms = (statistics.median(times[2:]) for times in ([seen["end"] for seen in stamped], plain_ms))
+with_ms = statistics.median(seen["end"] for seen in stamped[2:])
+without_ms = statistics.median(plain_ms[2:])
 record(unit="ms", with_stamps=with_ms, without_stamps=without_ms)
-print(f"backward on rank 0, median of {STEPS - 2}: {with_ms:.1f} ms with stamps, {without_ms:.1f} ms without")
+print(f"backward on rank 0, median of {STEPS - 2} iterations:")
+print(f"{with_ms:.1f} ms with stamps, {without_ms:.1f} ms without")
 
 # %%
 # What to notice

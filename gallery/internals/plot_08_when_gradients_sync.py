@@ -5,17 +5,19 @@ When gradients synchronize
 Which line of a training step makes the ranks agree: the forward, the backward or ``optimizer.step()``?
 This lab stops after each of them, compares gradients and parameters between three ranks, and lists the collectives that were issued on the way.
 
-Serves :ref:`The sync point <internals-sync-point>` in :doc:`/internals`.
+It serves :ref:`internals-sync-point`.
 """
 
 # %%
-# **The state that is compared.**
+# The state that is compared
+# --------------------------
 # Each rank trains on data of its own and takes four snapshots per step: after the forward, *while* backward runs, after it has returned, and after the step.
 # A hook on each parameter sees the local gradient before DDP reduces it: that is the snapshot from inside backward.
 # The snapshots are compared in the script, so that comparing issues no collective.
 
 import contextlib
 import itertools
+import math
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.plotting import ACCENT, FAINT, INK, MUTED, subplots
+from ddplab.plotting import ACCENT, FAINT, MUTED, subplots
 from ddplab.torch_private import flight_records
 
 RANKS, STEPS = 3, 4
@@ -40,7 +42,8 @@ def flat(tensors):
 
 def worker(synchronize):
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to(device()))
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    model = DistributedDataParallel(net.to(device()))
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
     own_data = torch.Generator().manual_seed(dist.get_rank())
@@ -60,7 +63,8 @@ def worker(synchronize):
             seen.append(len(flight_records()))
 
             loss.backward()
-            snapshots.append((flat(local[i] for i in range(len(parameters))), flat(parameters)))
+            in_order = [local[i] for i in range(len(parameters))]
+            snapshots.append((flat(in_order), flat(parameters)))
             snapshots.append((flat(p.grad for p in parameters), flat(parameters)))
             seen.append(len(flight_records()))
 
@@ -78,7 +82,8 @@ synced = launch(worker, RANKS, True)
 control = launch(worker, RANKS, False)
 
 # %%
-# **What was issued.**
+# What was issued
+# ---------------
 # Every collective of the process group, by the line that issued it.
 
 
@@ -96,7 +101,8 @@ for step, (forward, backward, update) in enumerate(issued):
 assert control[0][1] == [[[], [], []]] * STEPS
 
 # %%
-# **What the ranks hold.**
+# What the ranks hold
+# -------------------
 # The gap is the largest difference between any two ranks, over all elements.
 
 POINTS = ["after forward", "in backward", "after backward", "after step"]
@@ -107,10 +113,11 @@ def gaps(results, which):
     found = []
     for states in zip(*(snapshots for snapshots, _ in results), strict=True):
         values = [state[which] for state in states]
-        missing = any(value is None for value in values)
-        found.append(
-            float("nan") if missing else (torch.stack(values).amax(0) - torch.stack(values).amin(0)).max().item()
-        )
+        if values[0] is None:
+            found.append(math.nan)
+        else:
+            low, high = torch.stack(values).aminmax(dim=0)
+            found.append((high - low).max().item())
     return found
 
 
@@ -118,19 +125,23 @@ gradient_gap, parameter_gap = gaps(synced, 0), gaps(synced, 1)
 control_gradient_gap, control_parameter_gap = gaps(control, 0), gaps(control, 1)
 print(f"step {STEPS - 1:9}  gradient gap  parameter gap  parameter gap without sync")
 for i, point in enumerate(POINTS, start=4 * (STEPS - 1)):
-    gradient = "no gradient" if gradient_gap[i] != gradient_gap[i] else f"{gradient_gap[i]:.4f}"
-    print(f"{point:14}  {gradient:>12}  {parameter_gap[i]:13.4f}  {control_parameter_gap[i]:26.4f}")
+    gradient = "no gradient" if math.isnan(gradient_gap[i]) else f"{gradient_gap[i]:.4f}"
+    parameters = f"{parameter_gap[i]:13.4f}  {control_parameter_gap[i]:26.4f}"
+    print(f"{point:14}  {gradient:>12}  {parameters}")
 assert not any(gap for i, gap in enumerate(gradient_gap) if i % 4 > 1)
 assert not any(parameter_gap)
-record(in_backward=gradient_gap[-3], after_backward=gradient_gap[-2], after_step=parameter_gap[-1])
-record(without_sync=control_parameter_gap[-1])
+record(in_backward=gradient_gap[-3], after_backward=gradient_gap[-2])
+record(after_step=parameter_gap[-1], without_sync=control_parameter_gap[-1])
 
 # %%
 # The same over all steps; the grey bands are the backwards.
 
 fig, (top, bottom) = subplots(2, 1, height_in=4.2, sharex=True)
 x = [step + at for step in range(STEPS) for at in (0.3, 0.55, 0.8, 1.0)]
-for ax, ours, theirs in ((top, gradient_gap, control_gradient_gap), (bottom, parameter_gap, control_parameter_gap)):
+for ax, ours, theirs in (
+    (top, gradient_gap, control_gradient_gap),
+    (bottom, parameter_gap, control_parameter_gap),
+):
     for step in range(STEPS):
         ax.axvspan(step + 0.3, step + 0.8, color=FAINT, lw=0)
     ax.plot(x, theirs, "s--", color=MUTED, ms=4, lw=1.2)
@@ -138,9 +149,10 @@ for ax, ours, theirs in ((top, gradient_gap, control_gradient_gap), (bottom, par
     ax.set_xlim(0, STEPS + 0.75)
     ax.set_xticks(range(STEPS + 1))
     ax.set_ylabel("gap between ranks")
-    ax.text(STEPS + 0.06, theirs[-1], "without sync", color=INK, va="center")
+    ax.text(STEPS + 0.06, theirs[-1], "without sync", va="center")
     ax.text(STEPS + 0.06, ours[-1], "DDP", color=ACCENT, va="center", weight="bold")
-top.text(0.55, top.get_ylim()[1] * 0.97, "backward", ha="center", va="top", color=INK, fontsize=8.5)
+top.set_ylim(top=top.get_ylim()[1] * 1.1)
+top.text(0.55, top.get_ylim()[1] * 0.97, "backward", ha="center", va="top", fontsize=8.5)
 top.set_title("Gradients differ while backward runs, and agree when it returns")
 bottom.set_title("Parameters never differ, because equal gradients update them")
 bottom.set_xlabel("training step")

@@ -2,14 +2,15 @@
 Unused parameters
 =================
 
-A parameter that takes no part in the loss gets no gradient, so its bucket never fills.
-This lab shows what happens then, and what the two remedies do and cost: ``find_unused_parameters=True`` and ``static_graph=True``.
+What happens to a bucket when one of its parameters takes no part in the loss, and what do the remedies cost?
+This lab lets it fail, and then tries ``find_unused_parameters=True`` and ``static_graph=True``.
 
-Serves :ref:`Unused parameters <internals-unused>` in :doc:`/internals`.
+It serves :ref:`internals-unused`.
 """
 
 # %%
-# **A model with two heads.**
+# A model with two heads
+# ----------------------
 # A forward uses one of them; the other one's parameters are unused in that step.
 # ``PATTERNS`` says which head rank ``r`` uses in step ``s``.
 
@@ -21,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.plotting import FAINT, INK, MUTED, RANK_COLORS, subplots
+from ddplab.plotting import FAINT, MUTED, RANK_COLORS, subplots
 from ddplab.torch_private import flight_records
 
 PATTERNS = {
@@ -40,6 +41,10 @@ class TwoHeads(nn.Module):
         return getattr(self, head)(self.trunk(x))
 
 
+def norm(gradient):
+    return None if gradient is None else gradient.norm().item()
+
+
 # %%
 # The worker trains four steps and returns what each left behind, or where it stopped.
 # ``local`` is what autograd produced on this rank, before any reduction.
@@ -50,35 +55,37 @@ def worker(pattern, options):
     rank = dist.get_rank()
     model = DistributedDataParallel(TwoHeads().to(device()), **options)
     names = {name: p for name, p in model.module.named_parameters() if name.endswith("weight")}
-    local, steps = {}, []
+    local, steps, x = {}, [], torch.full((2, 4), 1.0 + rank).to(device())
     for name, p in names.items():
-        p.register_hook(lambda grad, name=name: local.update({name: grad.norm().item()}))
+        p.register_hook(lambda grad, name=name: local.update({name: norm(grad)}))
     for step in range(4):
         local.clear()
         where, before = "forward", len(flight_records())
         try:
-            loss = model(torch.full((2, 4), 1.0 + rank).to(device()), PATTERNS[pattern](step, rank)).mean()
+            loss = model(x, PATTERNS[pattern](step, rank)).mean()
             where = "backward"
             loss.backward()
         except RuntimeError as error:
             return steps, f"raises in {where} {step + 1}", str(error)
         issued = [(entry.operation, entry.elements) for entry in flight_records()[before:]]
-        held = {name: None if p.grad is None else p.grad.norm().item() for name, p in names.items()}
+        held = {name: norm(p.grad) for name, p in names.items()}
         steps.append({"local": dict(local), "held": held, "issued": issued})
         model.zero_grad()
     return steps, "runs", ""
 
 
 # %%
-# **The default.**
+# The default
+# -----------
 # Nothing goes wrong in the first step, as far as you can see; the error comes with the *second* forward.
 # ``TORCH_DISTRIBUTED_DEBUG=INFO`` adds the names of the parameters.
 
-(first, second) = launch(worker, 2, "always head a", {}, env={"TORCH_DISTRIBUTED_DEBUG": "INFO"})
+debug = {"TORCH_DISTRIBUTED_DEBUG": "INFO"}
+first, second = launch(worker, 2, "always head a", {}, env=debug)
 steps, where, message = first
 print(f"rank 0 {where}:")
 for line in message.strip().splitlines():
-    print(textwrap.fill(line.strip(), 92, initial_indent="  ", subsequent_indent="    "))
+    print(textwrap.fill(line.strip(), 88, initial_indent="  ", subsequent_indent="    "))
 assert where == "raises in forward 2"
 assert "b.bias, b.weight" in message
 
@@ -93,7 +100,8 @@ assert not steps[0]["issued"]
 assert trunk[0] != trunk[1]
 
 # %%
-# **The remedies.**
+# The remedies
+# ------------
 # Three patterns against three settings; then the all-reduces that a warm step issues, with their sizes in elements.
 
 OPTIONS = {
@@ -101,12 +109,16 @@ OPTIONS = {
     "find_unused_parameters": {"find_unused_parameters": True},
     "static_graph": {"static_graph": True},
 }
-results = {(p, o): launch(worker, 2, p, OPTIONS[o], quiet=True)[0] for p in PATTERNS for o in OPTIONS}
+results = {}
 print(f"{'':20}" + "".join(f"{option:24}" for option in OPTIONS).rstrip())
 for pattern in PATTERNS:
-    print(f"{pattern:20}" + "".join(f"{results[pattern, option][1]:24}" for option in OPTIONS).rstrip())
-assert [results[p, "find_unused_parameters"][1] for p in PATTERNS] == ["runs"] * 3
-assert [results[p, "static_graph"][1] for p in PATTERNS] == ["runs", "runs", "raises in backward 2"]
+    for option, arguments in OPTIONS.items():
+        results[pattern, option] = launch(worker, 2, pattern, arguments, quiet=True)[0]
+    ends = [results[pattern, option][1] for option in OPTIONS]
+    print(f"{pattern:20}" + "".join(f"{end:24}" for end in ends).rstrip())
+    assert ends[0].startswith("raises in forward 2")
+    assert ends[1] == "runs"
+    assert ends[2] == ("raises in backward 2" if pattern == "a, then b, in turn" else "runs")
 
 # %%
 # What they issue: ``find_unused_parameters`` adds one all-reduce to *each* backward, of a map with one number per parameter, which tells all ranks what was used anywhere.
@@ -115,31 +127,32 @@ assert [results[p, "static_graph"][1] for p in PATTERNS] == ["runs", "runs", "ra
 for option in ("find_unused_parameters", "static_graph"):
     print(option)
     for step, state in enumerate(results["always head a", option][0]):
-        print(f"  step {step}: " + ", ".join(f"{name} of {count}" for name, count in state["issued"]))
-issued = [len(results["always head a", option][0][3]["issued"]) for option in OPTIONS if option != "default"]
-assert issued == [2, 1]
-record("all-reduces", find_unused=issued[0], static_graph=issued[1])
+        issued = [f"{operation} of {count}" for operation, count in state["issued"]]
+        print(f"  step {step}: {', '.join(issued)}")
+    in_warm_step = len(issued)
+    assert in_warm_step == {"find_unused_parameters": 2, "static_graph": 1}[option]
+    record("all-reduces", **{option.removesuffix("_parameters"): in_warm_step})
 
 # %%
-# **What an unused parameter receives.**
+# What an unused parameter receives
+# ---------------------------------
 # With one head per rank, head a is used on rank 0 only, and head b on rank 1 only.
 # The bars are norms of gradients: before the reduction on each rank, and after it (equal on both ranks).
 
-ranks = [result[0][0] for result in launch(worker, 2, "a head per rank", {"find_unused_parameters": True}, quiet=True)]
-names = ["trunk.weight", "a.weight", "b.weight"]
+both = launch(worker, 2, "a head per rank", OPTIONS["find_unused_parameters"], quiet=True)
+ranks = [steps[0] for steps, _, _ in both]
+ticks = {}
 fig, ax = subplots(height_in=2.7)
-for i, name in enumerate(names):
+for i, name in enumerate(("trunk.weight", "a.weight", "b.weight")):
     bars = [state["local"].get(name) for state in ranks] + [ranks[0]["held"][name]]
-    for at, value, color, hatch in zip(
-        (-0.27, 0, 0.27), bars, [*RANK_COLORS[:2], MUTED], ["", "//", ".."], strict=True
-    ):
-        ax.bar(i + at, value or 0, width=0.25, color=color, hatch=hatch, edgecolor=FAINT, lw=0)
+    looks = (RANK_COLORS[0], ""), (RANK_COLORS[1], "//"), (MUTED, "..")
+    for x, value, (color, hatch) in zip((i - 0.27, i, i + 0.27), bars, looks, strict=True):
+        ax.bar(x, value or 0, 0.25, color=color, hatch=hatch, edgecolor=FAINT, lw=0)
         label = "none" if value is None else f"{value:.2f}"
-        ax.text(i + at, value or 0, label, ha="center", va="bottom", color=INK, fontsize=8.5)
-ax.set_xticks([i + at for i in range(3) for at in (-0.27, 0, 0.27)], ["rank 0", "rank 1", "after"] * 3, fontsize=8)
-for i, name in enumerate(names):
-    ax.text(i, -0.17, name, ha="center", va="top", weight="bold", transform=ax.get_xaxis_transform())
-ax.set_ylabel("norm of the gradient")
+        ax.text(x, value or 0, label, ha="center", va="bottom", fontsize=8.5)
+    ticks |= {i - 0.27: "rank 0", i: f"rank 1\n\n{name}", i + 0.27: "after"}
+ax.set_xticks(list(ticks), ticks.values(), fontsize=9)
+ax.set(ylabel="norm of the gradient", ylim=(0, 1.12 * ax.get_ylim()[1]))
 ax.set_title("A rank that did not use a parameter counts as zero in its mean")
 
 for name in ("a.weight", "b.weight"):

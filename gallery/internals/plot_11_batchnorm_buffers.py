@@ -2,15 +2,14 @@
 BatchNorm buffers
 =================
 
-Parameters agree on all ranks because gradients do.
-Buffers, such as BatchNorm's running statistics, have no gradient: DDP copies them from rank 0 instead.
-When, and whose statistics survive?
+When does DDP copy BatchNorm's running statistics, and whose survive?
+Parameters agree on all ranks because gradients do; buffers have no gradient, so DDP copies them from rank 0.
 
-Serves :ref:`Buffers and SyncBatchNorm <internals-buffers>` in :doc:`/internals`.
+It serves :ref:`internals-buffers`.
 """
 
 # %%
-# **The state that is compared** is one number per rank: the running mean of a BatchNorm over one feature.
+# The state that is compared is one number per rank: the running mean of a BatchNorm over one feature.
 # Rank 0's data have mean 1 and rank 1's have mean 3, so that the mean over all data is 2.
 # A forward pre-hook on the BatchNorm reads the buffer after DDP's own work at the start of a forward.
 
@@ -24,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
-from ddplab.plotting import INK, MUTED, RANK_COLORS, subplots
+from ddplab.plotting import MUTED, RANK_COLORS, subplots
 
 # torch 2.13 renamed the switch; the old name still works there, with a warning.
 RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -58,7 +57,9 @@ def worker(options, kinds):
 
 
 # %%
-# **Eight training steps**, as DDP does it by default and with the synchronization of buffers switched off.
+# Eight training steps
+# --------------------
+# As DDP does it by default, and with the synchronization of buffers switched off.
 
 STEPS = 8
 default = launch(worker, 2, {}, ["train"] * STEPS)
@@ -66,8 +67,9 @@ off = launch(worker, 2, {SWITCH: False}, ["train"] * STEPS)
 
 print(f"running mean     default: rank 0  rank 1     {SWITCH}=False: rank 0  rank 1")
 for i in range(2 * STEPS - 4, 2 * STEPS):
-    label = f"step {i // 2}, " + ("start" if i % 2 == 0 else "end")
-    print(f"{label:15} {default[0][i]:16.3f} {default[1][i]:7.3f} {off[0][i]:35.3f} {off[1][i]:7.3f}")
+    label = f"step {i // 2}, {'end' if i % 2 else 'start'}"
+    on = f"{default[0][i]:16.3f} {default[1][i]:7.3f}"
+    print(f"{label:15} {on} {off[0][i]:35.3f} {off[1][i]:7.3f}")
 assert default[0][::2] == default[1][::2]
 assert all(a != b for a, b in zip(default[0][1::2], default[1][1::2], strict=True))
 record(rank_0=default[0][-1], rank_1=default[1][-1], rank_1_off=off[1][-1])
@@ -77,36 +79,38 @@ record(rank_0=default[0][-1], rank_1=default[1][-1], rank_1_off=off[1][-1])
 
 fig, axes = subplots(1, 2, height_in=3.0, sharey=True)
 at = [step + shift for step in range(STEPS) for shift in (0.05, 0.95)]
-for ax, (first, second), title in zip(
-    axes, (default, off), ("Default: reset at each forward", f"{SWITCH}=False"), strict=True
-):
+titles = "Default: reset at each forward", f"{SWITCH}=False: never"
+for ax, (first, second), title in zip(axes, (default, off), titles, strict=True):
     ax.axhline(2, color=MUTED, lw=1, ls=":")
     ax.plot(at, first, "o-", color=RANK_COLORS[0], ms=4)
     ax.plot(at, second, "s--", color=RANK_COLORS[1], ms=4)
-    ax.text(STEPS + 0.1, first[-1], "rank 0", color=RANK_COLORS[0], va="center")
-    ax.text(STEPS + 0.1, second[-1], "rank 1", color=RANK_COLORS[1], va="center")
-    ax.set_xlim(-0.2, STEPS + 1.6)
+    ax.text(STEPS + 0.25, first[-1], "rank 0", color=RANK_COLORS[0], va="center")
+    ax.text(STEPS + 0.25, second[-1], "rank 1", color=RANK_COLORS[1], va="center")
+    ax.set_xlim(-0.2, STEPS + 1.9)
     ax.set_xticks(range(0, STEPS + 1, 2))
     ax.set_xlabel("training step")
     ax.set_title(title)
-axes[0].text(0, 2.03, "mean of all data", color=INK, fontsize=8.5, va="bottom")
+axes[0].text(0, 2.03, "mean of all data", fontsize=8.5, va="bottom")
 axes[0].set_ylabel("running mean")
 
 # %%
-# **Not every forward copies.**
+# Not every forward copies
+# ------------------------
 # After a forward under ``no_sync`` or ``torch.no_grad()``, the *next* forward copies no buffers.
 # ``no_grad`` here is a forward in training mode, as one does to recompute running statistics; ``eval`` changes no buffer.
 
-KINDS = ["train", "no_sync", "no_sync", "train", "train", "no_grad", "train", "train", "eval", "train"]
+KINDS = ["train", *["no_sync"] * 2, *["train"] * 2, "no_grad", *["train"] * 2, "eval", "train"]
 first, second = launch(worker, 2, {}, KINDS)
 starts = [a == b for a, b in zip(first[::2], second[::2], strict=True)]
 print("forward  kind      buffers at its start")
 for i, (kind, equal) in enumerate(zip(KINDS, starts, strict=True)):
-    print(f"{i:7}  {kind:8}  {'equal' if equal else f'{abs(first[2 * i] - second[2 * i]):.3f} apart'}")
+    apart = abs(first[2 * i] - second[2 * i])
+    print(f"{i:7}  {kind:8}  {'equal' if equal else f'{apart:.3f} apart'}")
 assert [i for i, equal in enumerate(starts) if not equal] == [2, 3, 6]
 
 # %%
-# **At construction.**
+# At construction
+# ---------------
 # Each rank sets its buffer to its own number before it wraps the model.
 
 
@@ -124,11 +128,14 @@ print("option                          rank 0  rank 1")
 for options in [{}, {"broadcast_buffers": False}, *([{SWITCH: False}] if RENAMED else [])]:
     (a, texts), (b, _) = launch(construct, 2, options, quiet=True)
     option = ", ".join(f"{k}={v}" for k, v in options.items()) or "default"
-    print(f"{option:30} {a:7} {b:7}" + (f"   warns: {texts[0].split('.')[0]}." if texts else ""))
+    warns = f"   warns: {texts[0].split('.')[0]}." if texts else ""
+    print(f"{option:30} {a:7} {b:7}{warns}")
     assert (a == b) == ("broadcast_buffers" not in options)
 
 # %%
-# **SyncBatchNorm** computes the statistics over all ranks inside the forward, so that buffers agree by themselves; in training it accepts GPU tensors only.
+# SyncBatchNorm
+# -------------
+# It computes the statistics over all ranks inside the forward, so that buffers agree by themselves; in training it accepts GPU tensors only.
 
 try:
     launch(lambda: nn.SyncBatchNorm(1)(torch.randn(8, 1)), 2, quiet=True)

@@ -2,14 +2,14 @@
 Communication hooks
 ===================
 
-A communication hook replaces the all-reduce of each bucket by a function of yours.
-This lab writes one that only records, one that compresses by hand, measures what compression costs in accuracy, and makes the usual mistakes.
+What may a function of yours do in place of a bucket's all-reduce, and what does compression cost in accuracy?
+This lab writes a communication hook that only records and one that compresses by hand, and makes the usual mistakes.
 
-Serves :ref:`Communication hooks <internals-hooks>` in :doc:`/internals`.
+It serves :ref:`internals-hooks`.
 """
 
 # %%
-# **A hook** gets its state and a bucket, and returns a future of a tensor as long as the bucket's buffer.
+# A hook gets its state and a bucket, and returns a future of a tensor as long as the bucket's buffer.
 # DDP does not divide when a hook is registered: the mean is the hook's business.
 
 import textwrap
@@ -24,19 +24,24 @@ from ddplab.plotting import ACCENT, INK, MUTED, subplots
 
 
 def averaged(tensor):
-    """The mean of ``tensor`` over ranks, as a future; dividing first keeps fp16 from overflowing."""
-    tensor.div_(dist.get_world_size())
-    return dist.all_reduce(tensor, async_op=True).get_future().then(lambda future: future.value()[0])
+    """A future of the mean over ranks; dividing first keeps fp16 from overflowing."""
+    work = dist.all_reduce(tensor.div_(dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
 
 
-def record_buckets(state, bucket):
-    state.append((bucket.index(), bucket.buffer().numel(), len(bucket.parameters()), bucket.is_last()))
-    return averaged(bucket.buffer())
+def record_buckets(calls, bucket):
+    buffer, parameters = bucket.buffer(), bucket.parameters()
+    calls.append((bucket.index(), buffer.numel(), len(parameters), bucket.is_last()))
+    return averaged(buffer)
 
 
 def compress(dtype, bucket):
     buffer = bucket.buffer()
-    return averaged(buffer.to(dtype)).then(lambda future: buffer.copy_(future.value()))
+
+    def restore(future):
+        return buffer.copy_(future.value())
+
+    return averaged(buffer.to(dtype)).then(restore)
 
 
 # %%
@@ -46,7 +51,8 @@ def compress(dtype, bucket):
 def train(hook, state, steps):
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Sigmoid())]
-    model = DistributedDataParallel(nn.Sequential(*layers).to(device()), bucket_cap_mb=0.03)  # MiB
+    net = nn.Sequential(*layers).to(device())
+    model = DistributedDataParallel(net, bucket_cap_mb=0.03)  # MiB
     if hook is not None:
         model.register_comm_hook(state, hook)
     torch.manual_seed(dist.get_rank() + 1)
@@ -62,15 +68,18 @@ same, calls = launch(train, 2, record_buckets, [], 2, quiet=True)[0]
 assert torch.allclose(exact, same, rtol=1e-6, atol=1e-12)
 
 # %%
-# **One call per bucket**, in the order of the buckets, which are rebuilt at the second step.
+# One call per bucket
+# -------------------
+# The calls come in the order of the buckets, which are rebuilt at the second step.
 
 print("call  bucket  elements  parameters  last")
 for i, (index, elements, parameters, is_last) in enumerate(calls):
-    print(f"{i:4}  {index:6}  {elements:8}  {parameters:10}  {'yes' if is_last else ''}".rstrip())
+    print(f"{i:4}  {index:6}  {elements:8}  {parameters:10}{'   yes' * is_last}")
 assert sum(elements for _, elements, _, _ in calls) == 2 * exact.numel()
 
 # %%
-# **Compression by hand.**
+# Compression by hand
+# -------------------
 # The buffer is cast, reduced in two bytes per element, and cast back.
 
 errors = {}
@@ -79,8 +88,8 @@ for dtype in (torch.float16, torch.bfloat16):
     lossy, _ = launch(train, 2, compress, dtype, 2, quiet=True)[0]
     errors[dtype] = (lossy - exact).abs() / exact.abs()
     vanished = ((lossy == 0) & (exact != 0)).float().mean().item()
-    name = str(dtype).removeprefix("torch.")
-    print(f"{name:10} {exact.numel() * dtype.itemsize:25}  {errors[dtype].median():21.1e}  {vanished:11.1%}")
+    name, nbytes = str(dtype).removeprefix("torch."), exact.numel() * dtype.itemsize
+    print(f"{name:10} {nbytes:25}  {errors[dtype].median():21.1e}  {vanished:11.1%}")
     record("%", **{f"{name}_zero": 100 * vanished})
 print(f"{'float32':10} {exact.numel() * 4:25}  {0:21}  {0:11.1%}")
 
@@ -90,25 +99,25 @@ print(f"{'float32':10} {exact.numel() * 4:25}  {0:21}  {0:11.1%}")
 
 fig, ax = subplots(height_in=3.2)
 group = (2 * exact.abs().log10()).floor()
-for (dtype, error), color, line in zip(errors.items(), (ACCENT, INK), ("o-", "s--"), strict=True):
-    middle, low, high = [], [], []
-    at = [g for g in group.unique() if (group == g).sum() >= 50]
-    for g in at:
-        found = error[group == g]
-        for quantile, values in ((0.5, middle), (0.1, low), (0.9, high)):
-            values.append(found.quantile(quantile).item())
-    x = [10 ** (g.item() / 2 + 0.25) for g in at]
+groups = [g for g in group.unique() if (group == g).sum() >= 50]
+x = [10 ** (g.item() / 2 + 0.25) for g in groups]
+looks = (ACCENT, "o-"), (INK, "s--")
+for (dtype, error), (color, line) in zip(errors.items(), looks, strict=True):
+    quantiles = torch.tensor([0.1, 0.5, 0.9])
+    low, middle, high = torch.stack([error[group == g].quantile(quantiles) for g in groups]).T
     ax.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
     ax.plot(x, middle, line, color=color, ms=4)
-    ax.text(x[-1] * 1.3, middle[-1], str(dtype).removeprefix("torch."), color=color, va="center", weight="bold")
-ax.set(xscale="log", yscale="log", xlabel="magnitude of the exact gradient", ylabel="relative error")
+    name = str(dtype).removeprefix("torch.")
+    ax.text(x[-1] * 1.3, middle[-1], name, color=color, va="center", weight="bold")
+ax.set(xscale="log", yscale="log", ylabel="relative error", xlabel="exact gradient, magnitude")
 ax.set_xlim(right=ax.get_xlim()[1] * 5)
 ax.axvline(2**-14, color=MUTED, lw=1, ls=":")
-ax.text(2**-14, 1, " smallest normal float16", color=INK, fontsize=8.5, va="center")
+ax.text(2**-14, 1, " smallest normal float16", fontsize=8.5, va="center")
 ax.set_title("bfloat16 errs much alike everywhere, float16 loses small gradients")
 
 # %%
-# **The usual mistakes.**
+# The usual mistakes
+# ------------------
 # The first two are caught at registration, because DDP reads the hook's signature; the others appear in backward, or never.
 
 
@@ -129,23 +138,22 @@ def returns_nothing(state, bucket):
 
 
 def forgets_to_divide(state, bucket):
-    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
 
 
-for hook in (second_argument_renamed, other_annotation, returns_a_tensor, returns_nothing, forgets_to_divide):
+def outcome(hook):
     try:
         gradient, _ = launch(train, 2, hook, None, 1, quiet=True)[0]
-        print(
-            f"{hook.__name__}:\n    no error; gradient is {(gradient.norm() / once.norm()).item():.2f} times the mean"
-        )
     except LaunchError as error:
-        print(f"{hook.__name__}:")
-        last = str(error).splitlines()[-1]
-        print(
-            textwrap.fill(
-                last.removeprefix(f"rank {error.rank} "), 92, initial_indent="    ", subsequent_indent="      "
-            )
-        )
+        return str(error).splitlines()[-1].removeprefix(f"rank {error.rank} ")
+    return f"no error; gradient is {gradient.norm() / once.norm():.2f} times the mean"
+
+
+caught = second_argument_renamed, other_annotation, returns_a_tensor, returns_nothing
+for hook in (*caught, forgets_to_divide):
+    print(f"{hook.__name__}:")
+    print(textwrap.fill(outcome(hook), 88, initial_indent="    ", subsequent_indent="      "))
 
 # %%
 # What to notice

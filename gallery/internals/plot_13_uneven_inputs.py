@@ -2,14 +2,15 @@
 Uneven inputs and join
 ======================
 
-Every synchronizing backward is a collective, so a rank that runs out of data early leaves the others waiting.
-This lab shows the wait, then the same loop under ``model.join()``, and reads off what the gradients are divided by.
+What do the other ranks do when one runs out of data, and what does ``model.join()`` change?
+This lab shows the wait, then the same loop under ``join``, and reads off what the gradients are divided by.
 
-Serves :ref:`Uneven inputs <internals-join>` in :doc:`/internals`.
+It serves :ref:`internals-join`.
 """
 
 # %%
-# **Two batches on rank 0, four on rank 1.**
+# Two batches on rank 0, four on rank 1
+# -------------------------------------
 # The model is one weight w and the loss is w·x with x = 1: every local gradient is exactly 1, so what ``.grad`` holds shows the divisor.
 
 import contextlib
@@ -21,47 +22,48 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.plotting import FAINT, INK, RANK_COLORS, subplots
+from ddplab.plotting import FAINT, RANK_COLORS, subplots
 from ddplab.torch_private import flight_records
 
 BATCHES = [2, 4]
 
 
 def worker(batches, join, group_timeout_s):
-    # A gloo group with a short timeout, on every machine: NCCL's watchdog would end the process, not raise.
+    # On every machine a gloo group, whose timeout raises; NCCL's would end the process.
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=group_timeout_s))
-    model = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(device()), process_group=group)
-    weight = model.module.weight
+    layer = nn.Linear(1, 1, bias=False).to(device())
+    model, weight = DistributedDataParallel(layer, process_group=group), layer.weight
     nn.init.ones_(weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    gradients, error, before_exit = [], None, None
+    gradients, error, own = [], None, None
     try:
         with contextlib.nullcontext() if join is None else model.join(**join):
             for _ in range(batches[dist.get_rank()]):
                 before = len(flight_records())
                 model(torch.ones(1, 1).to(device())).sum().backward()
-                issued = [(entry.operation, entry.elements) for entry in flight_records()[before:]]
+                issued = [f"{e.operation} of {e.elements}" for e in flight_records()[before:]]
                 gradients.append(weight.grad.item())
                 optimizer.step()
                 optimizer.zero_grad()
-            before_exit = weight.item()
+            own = weight.item()
     except RuntimeError as raised:
         error = str(raised).split("] ")[-1]  # without gloo's file name
-    return {"gradients": gradients, "error": error, "before": before_exit, "after": weight.item(), "issued": issued}
+    seen = {"gradients": gradients, "error": error, "issued": issued}
+    return seen | {"before": own, "after": weight.item()}
 
 
 # %%
-# **Without join.**
+# Without join
+# ------------
 # Rank 0 leaves its loop after two batches; rank 1's third backward waits for it until the group's timeout, here two seconds.
 
 
 def show(results):
     for rank, r in enumerate(results):
         steps = "  ".join(f"{g:.1f}" for g in r["gradients"])
-        print(
-            f"rank {rank}: gradients {steps:18}  weight {r['after']:.3f}"
-            + (f"\n        {r['error']}" if r["error"] else "")
-        )
+        print(f"rank {rank}: gradients {steps:18}  weight {r['after']:.3f}")
+        if r["error"]:
+            print(f"        {r['error']}")
 
 
 alone = launch(worker, 2, BATCHES, None, 2.0)
@@ -71,19 +73,22 @@ assert "Timed out" in alone[1]["error"]
 assert len(alone[1]["gradients"]) == 2
 
 # %%
-# **With join.**
+# With join
+# ---------
 # A rank that leaves the block early shadows the others: it contributes zeros to each all-reduce until all have left.
 # Its weight stays behind meanwhile; at the end, the rank that left last broadcasts the model.
 
 joined = launch(worker, 2, BATCHES, {}, 20.0)
 show(joined)
 for rank, r in enumerate(joined):
-    print(f"rank {rank}: weight {r['before']:.3f} after its own last batch, {r['after']:.3f} after the block")
+    own = f"{r['before']:.3f} after its own last batch"
+    print(f"rank {rank}: weight {own}, {r['after']:.3f} after the block")
 assert joined[0]["before"] != joined[1]["before"]
 assert joined[0]["after"] == joined[1]["after"] == joined[1]["before"]
 
 # %%
-# **The divisor.**
+# The divisor
+# -----------
 # By default it stays the number of ranks, so each sample weighs the same.
 # ``divide_by_initial_world_size=False`` divides by the number of ranks that still have data.
 
@@ -96,41 +101,48 @@ assert fewer[1]["gradients"] == [1.0] * 4
 # Each square is a batch, and the number in it the gradient that came out.
 
 fig, axes = subplots(3, 1, height_in=3.9, sharex=True)
-cases = {"Without join: rank 1 waits, then fails": alone, "join(): divided by 2": joined}
-cases["join(divide_by_initial_world_size=False): divided by the ranks that are left"] = fewer
-for ax, (title, results) in zip(axes, cases.items(), strict=True):
+titles = (
+    "Without join: rank 1 waits, then fails",
+    "join(): divided by 2",
+    "join(divide_by_initial_world_size=False): divided by the ranks that are left",
+)
+centred = {"ha": "center", "va": "center"}
+for ax, results, title in zip(axes, (alone, joined, fewer), titles, strict=True):
     for rank, r in enumerate(results):
-        for i in range(max(BATCHES)):
-            if i < len(r["gradients"]):
-                ax.barh(rank, 0.9, left=i + 0.05, height=0.7, color=RANK_COLORS[rank])
-                ax.text(i + 0.5, rank, f"{r['gradients'][i]:.1f}", ha="center", va="center", color=FAINT, weight="bold")
-            elif r["error"] and i == len(r["gradients"]):
-                ax.text(i + 0.05, rank, "timed out", va="center", color=INK)
-            elif results is not alone:
-                ax.barh(rank, 0.9, left=i + 0.05, height=0.7, color="none", edgecolor=RANK_COLORS[rank], ls="--", lw=1)
-                ax.text(i + 0.5, rank, "shadows", ha="center", va="center", color=INK, fontsize=8.5)
+        for i, gradient in enumerate(r["gradients"]):
+            ax.barh(rank, 0.9, 0.7, i + 0.05, color=RANK_COLORS[rank])
+            ax.text(i + 0.5, rank, f"{gradient:.1f}", color=FAINT, weight="bold", **centred)
+        for i in range(len(r["gradients"]), max(BATCHES) if results is not alone else 0):
+            shadow = {"color": "none", "edgecolor": RANK_COLORS[rank], "ls": "--"}
+            ax.barh(rank, 0.9, 0.7, i + 0.05, **shadow)
+            ax.text(i + 0.5, rank, "shadows", fontsize=8.5, **centred)
+        if r["error"]:
+            ax.text(len(r["gradients"]) + 0.05, rank, "timed out", va="center")
     ax.set_yticks([0, 1], ["rank 0", "rank 1"])
     ax.set_ylim(1.5, -0.5)
     ax.set_title(title)
 axes[-1].set_xticks([i + 0.5 for i in range(4)], [f"batch {i}" for i in range(4)])
 
 # %%
-# **What join costs.**
+# What join costs
+# ---------------
 # The collectives of rank 1's last step, with their sizes in elements, beside those of a run with four batches on each rank.
 
 even = launch(worker, 2, [4, 4], None, 20.0)
 for name, results in (("no join", even), ("join", joined)):
-    print(f"{name:8} " + ", ".join(f"{operation} of {count}" for operation, count in results[1]["issued"]))
+    print(f"{name:8} {', '.join(results[1]['issued'])}")
 extra = len(joined[1]["issued"]) - len(even[1]["issued"])
 record("all-reduces", extra_per_step=extra)
 assert extra == 2
 
 # %%
-# **Or stop together.**
+# Or stop together
+# ----------------
 # ``throw_on_early_termination=True`` makes all ranks raise as soon as one has run out.
 
-for rank, r in enumerate(launch(worker, 2, BATCHES, {"throw_on_early_termination": True}, 20.0)):
-    print(f"rank {rank} after {len(r['gradients'])} batches: {r['error']}")
+together = launch(worker, 2, BATCHES, {"throw_on_early_termination": True}, 20.0)
+for rank, r in enumerate(together):
+    print(f"rank {rank} after {len(r['gradients'])} batches:\n  {r['error']}")
     assert len(r["gradients"]) == 2
 
 # %%

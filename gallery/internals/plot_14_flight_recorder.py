@@ -49,38 +49,41 @@ REASONS = {
 
 
 def explain(entry):
-    functions = [function for function, _file, _line in entry.frames]  # a GPU's backward has none: another thread
-    phase = next((PHASES[function] for function in functions if function in PHASES), "backward")
-    return phase, REASONS.get(functions[0] if functions else "", "a bucket of gradients")
+    # On a GPU the backward's entries have no frames: another thread issued them.
+    functions = [function for function, _file, _line in entry.frames] or [""]
+    phase = next((PHASES[name] for name in functions if name in PHASES), "backward")
+    return phase, REASONS.get(functions[0], "a bucket of gradients")
 
 
-print("  #  phase        operation    elements  type   reason                      innermost frame")
+print("  #  phase        operation    elements  type   reason")
 for entry in recorded[0]:
     phase, reason = explain(entry)
-    frame = entry.frames[0][0] if entry.frames else "–"
     what = f"{entry.operation:10} {entry.elements:10,}  {entry.dtype:5}"
-    print(f"{entry.number:3}  {phase:11}  {what}  {reason:26}  {frame}")
+    print(f"{entry.number:3}  {phase:11}  {what}  {reason}")
 
 # %%
 # Every rank issued the same operations, of the same sizes, in the same order: the one rule of collectives.
 
-plain = [[(entry.number, entry.operation, entry.elements) for entry in log] for log in recorded]
-assert plain[0] == plain[1]
+first, second = ([(e.number, e.operation, e.elements) for e in log] for log in recorded)
+assert first == second
 phases = [explain(entry)[0] for entry in recorded[0]]
 record("collectives", constructor=phases.count("constructor"), total=len(phases))
 
+GRADIENTS, OTHER = {"color": ACCENT}, {"color": "none", "edgecolor": MUTED, "hatch": "///"}
+BESIDE = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 8.5}
 fig, ax = subplots(height_in=3.9)
 for entry in recorded[0]:
-    gradients = entry.operation == "all_reduce"
-    color = {"color": ACCENT} if gradients else {"color": "none", "edgecolor": MUTED, "hatch": "///"}
-    ax.barh(entry.number, entry.elements, **color)
-    text, place = f"{entry.operation}: {explain(entry)[1]}", (entry.elements, entry.number)
-    ax.annotate(text, place, (5, 0), textcoords="offset points", va="center", fontsize=8)
+    look = GRADIENTS if entry.operation == "all_reduce" else OTHER
+    ax.barh(entry.number, entry.elements, **look)
+    text = f"{entry.operation}: {explain(entry)[1]}"
+    ax.annotate(text, (entry.elements, entry.number), **BESIDE)
 starts = [i for i in range(len(phases)) if i == 0 or phases[i] != phases[i - 1]]
 for start in starts[1:]:
     ax.axhline(start + 0.5, color=MUTED, linewidth=0.6)
-ax.set_yticks([start + 1 for start in starts], [f"{phases[start]}  {start + 1}" for start in starts])
-ax.set(xscale="log", xlim=(0.7, 6e7), ylim=(len(phases) + 0.6, 0.4), xlabel="elements (log scale)")
+labels = [f"{phases[start]}  {start + 1}" for start in starts]
+ax.set_yticks([start + 1 for start in starts], labels)
+ax.set(xscale="log", xlim=(0.7, 6e7), ylim=(len(phases) + 0.6, 0.4))
+ax.set_xlabel("elements (logarithmic)")
 ax.set_title("All that DDP sends: constructor and two steps, in order")
 
 # %%
@@ -120,24 +123,27 @@ MINE = ("train_step", "log_mean_loss")
 for rank, log in enumerate(logs):
     last = log[-1]
     function = next(function for function, _file, _line in last.frames if function in MINE)
-    print(f"rank {rank} came to #{last.number}: {last.operation} of {last.elements:5,} elements in {function}")
+    what = f"{last.operation} of {last.elements:,} in {function}"
+    print(f"rank {rank} came to #{last.number}: {what}")
 numbers = [log[-1].number for log in logs]
 behind = numbers.index(min(numbers))
 print(f"rank {behind} never issued #{numbers[behind] + 1}")
 assert numbers == [4, 3]
 
 # %%
-# The two logs beside each other.
+# The two logs below each other.
 
+INSIDE = {"ha": "center", "va": "center", "fontsize": 8.5}
 fig, ax = subplots(height_in=1.5)
 for rank, log in enumerate(logs):
     for entry in log:
         ax.barh(rank, 0.9, 0.7, entry.number - 0.45, color=RANK_COLORS[rank], alpha=0.4)
-        ax.text(entry.number, rank, f"all_reduce\n{entry.elements:,} elements", ha="center", va="center", fontsize=8)
+        ax.text(entry.number, rank, f"all_reduce of {entry.elements:,}", **INSIDE)
 ax.barh(behind, 0.9, 0.7, max(numbers) - 0.45, color="none", edgecolor=INK, linestyle="--")
-ax.text(max(numbers), behind, "never issued", ha="center", va="center", fontsize=8)
+ax.text(max(numbers), behind, "never issued", **INSIDE)
 ax.set_yticks([0, 1], ["rank 0", "rank 1"])
-ax.set(xticks=range(1, 5), xlabel="number of the collective in its process group", ylim=(1.5, -0.5), xlim=(0.5, 4.5))
+ax.set(xticks=range(1, 5), ylim=(1.5, -0.5), xlim=(0.5, 4.5))
+ax.set_xlabel("number of the collective in its process group; elements in each box")
 ax.set_title("The last number per rank shows who is missing")
 
 # %%

@@ -25,7 +25,7 @@ def main() -> dist.Work:
 
     weights = sum(p.sum().item() for p in model.parameters())
     said = f"rank {rank}: loss {loss.item():.4f}, sum of weights after the step {weights:+.6f}\n"
-    sys.stdout.write(said)  # in one piece: print() writes the line's end by itself, and another rank's text between
+    sys.stdout.write(said)  # in one piece; print() writes the end of the line by itself
     sys.stdout.flush()
     last = dist.barrier(async_op=True)  # leave together
     last.wait()
@@ -34,5 +34,6 @@ def main() -> dist.Work:
 
 
 if __name__ == "__main__":
-    # Kept until Python ends. If gloo's thread drops it last, while Python ends, the rank aborts (seen with torch 2.13).
+    # Kept until Python ends: if gloo's thread drops it last, while Python ends,
+    # the rank can abort after all its work is done (seen with torch 2.13 on gloo).
     last = main()

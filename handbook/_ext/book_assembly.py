@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import datetime
 import html
-import json
 import os
 import re
 import xml.etree.ElementTree as ET
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sphinx.util import logging
 
+from labs import read_json
 from print_page import heading_content, shift_headings
 from print_tree import anchor, classes, to_html, walk
-
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
 
 logger = logging.getLogger(__name__)
 
@@ -96,11 +93,11 @@ def _check_links(body: ET.Element, inside: set[str], known: set[str]) -> None:
             link.set("class", link.get("class", "").replace("page-reference", ""))
 
 
-def cover_lines(app: Sphinx) -> list[str]:
-    """What the cover says about the edition: the facts of its manifest."""
-    manifest = Path(app.confdir, app.config.bookpdf_manifest) if app.config.bookpdf_manifest else None
-    lines = [f"Version {app.config.release}"] if app.config.release else []
-    lines += manifest_lines(json.loads(manifest.read_text("utf-8"))) if manifest and manifest.exists() else []
+def cover_lines(config: Any, folder: Path) -> list[str]:
+    """What the cover says about the edition: the facts of its manifest, a file named from ``folder``."""
+    manifest = Path(folder, config.bookpdf_manifest) if config.bookpdf_manifest else None
+    lines = [f"Version {config.release}"] if config.release else []
+    lines += manifest_lines(read_json(manifest)) if manifest and manifest.exists() else []
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     today = datetime.datetime.fromtimestamp(int(epoch), datetime.UTC).date() if epoch else datetime.date.today()
     return [*lines, f"Set on {today.isoformat()}"]

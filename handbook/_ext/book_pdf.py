@@ -6,60 +6,38 @@ contents, and set by WeasyPrint with ``_static/print.css``.
 
 from __future__ import annotations
 
-import logging as plain_logging
-import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sphinx import addnodes
-from sphinx.builders.html import StandaloneHTMLBuilder
-from sphinx.util import logging
 
 from book_assembly import Page, assemble, cover_lines
 from print_page import SCHEME, is_empty, prepare
 from print_tree import parse
-from weasy import load_weasyprint, problems_as_warnings
+from weasy import load_weasyprint, set_pdf
+from whole_book import WholeBookBuilder
 
 if TYPE_CHECKING:
     from docutils import nodes
     from sphinx.application import Sphinx
-    from sphinx.environment import BuildEnvironment
-
-logger = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parents[1] / "_static"
 
 
-class BookPdfBuilder(StandaloneHTMLBuilder):
+class BookPdfBuilder(WholeBookBuilder):
     """Writes ``ddp-handbook.pdf`` and one PDF for each chapter of the root document's table of contents."""
 
     name = "bookpdf"
     format = "html"
     epilog = "The PDF files are in %(outdir)s."
-    allow_parallel = False  # the rendered documents are collected in memory
-    search = False
-    copysource = False
-
-    def __init__(self, app: Sphinx, env: BuildEnvironment) -> None:
-        """Keep the application: the base class's own way to it is deprecated."""
-        super().__init__(app, env)
-        self.sphinx = app
 
     def init(self) -> None:
         """Look for WeasyPrint first: a gallery may run for minutes before the first PDF is made."""
         load_weasyprint()
         super().init()
         self.bodies: dict[str, ET.Element] = {}
-
-    def get_theme_config(self) -> tuple[str, dict[str, str | int | bool]]:
-        """No theme of the web: furo, once loaded, wants to write its files beside the PDFs."""
-        return "basic", {}
-
-    def get_outdated_docs(self) -> str:  # type: ignore[override]
-        """Every document is needed."""
-        return "all documents"
 
     def get_target_uri(self, docname: str, typ: str | None = None) -> str:
         """A link that `print_page` turns into one inside of the PDF."""
@@ -69,24 +47,11 @@ class BookPdfBuilder(StandaloneHTMLBuilder):
         """All documents share a PDF."""
         return self.get_target_uri(to, typ)
 
-    def copy_assets(self) -> None:
-        """Nothing is needed beside the PDF."""
-
-    def write_doc_serialized(self, docname: str, doctree: nodes.document) -> None:
-        """Collect the images."""
-        self.imgpath = "_images"
-        self.post_process_images(doctree)
-
     def write_doc(self, docname: str, doctree: nodes.document) -> None:
         """Render one document and change it for print."""
-        doctree.settings = self.docsettings
-        self.secnumbers = self.env.toc_secnumbers.get(docname, {})
-        self.fignumbers = self.env.toc_fignumbers.get(docname, {})
-        self.imgpath, self.dlpath, self.current_docname = "_images", "_downloads", docname
-        visitor: Any = self.create_translator(doctree, self)
-        doctree.walkabout(visitor)
-        body = parse("".join(visitor.fragment))
-        prepare(body, docname, self._image_text)
+        self.start_page(docname, doctree)
+        body = parse(self.render(doctree))
+        prepare(body, docname)
         for image in body.iter("img"):
             image.set("src", self._image_file(image.get("src", "")).as_uri())
         self.bodies[docname] = body
@@ -117,15 +82,10 @@ class BookPdfBuilder(StandaloneHTMLBuilder):
             yield from self._pages(child, 2)  # the labs of a chapter stand side by side, however they are listed
 
     def _write(self, name: str, title: str, subtitle: str, pages: list[Page], *, toc_levels: int) -> None:
-        logger.info("setting %s.pdf", name)
-        content = assemble(title, subtitle, cover_lines(self.sphinx), pages, set(self.bodies), toc_levels, self.config)
-        target = Path(self.outdir, f"{name}.pdf")
-        temporary = target.with_suffix(".pdf.tmp")
-        try:
-            write_pdf(content, temporary, name)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        stamp = cover_lines(self.config, self.confdir)
+        content = assemble(title, subtitle, stamp, pages, set(self.bodies), toc_levels, self.config)
+        sheet = STATIC / "print.css"
+        set_pdf(content, {sheet: sheet.read_text(encoding="utf-8")}, Path(self.outdir, f"{name}.pdf"))
 
     def _image_file(self, src: str) -> Path:
         """The source file of an image in a rendered document."""
@@ -133,28 +93,10 @@ class BookPdfBuilder(StandaloneHTMLBuilder):
         path = next((path for path, kept in self.images.items() if kept == name), src)
         return Path(self.srcdir, path).resolve()
 
-    def _image_text(self, src: str) -> str | None:
-        if not src.endswith(".svg"):
-            return None
-        text = self._image_file(src).read_text(encoding="utf-8")
-        return re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
-
-
-def write_pdf(content: str, target: Path, name: str) -> None:
-    """Set the HTML; what WeasyPrint cannot load or resolve becomes a warning of the build."""
-    weasyprint = load_weasyprint()
-    from weasyprint.text.fonts import FontConfiguration
-
-    plain_logging.getLogger("fontTools").setLevel(plain_logging.WARNING)
-    fonts = FontConfiguration()
-    with problems_as_warnings(f"{name}.pdf"):
-        sheet = weasyprint.CSS(filename=str(STATIC / "print.css"), font_config=fonts)
-        document = weasyprint.HTML(string=content, base_url=STATIC.as_uri())
-        document.write_pdf(str(target), stylesheets=[sheet], font_config=fonts, pdf_variant="pdf/ua-1")
-
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the builder and its configuration."""
+    app.setup_extension("figures")  # drawings are part of the page
     app.add_builder(BookPdfBuilder)
     app.add_config_value("bookpdf_name", "ddp-handbook", "", str)
     app.add_config_value("bookpdf_subtitle", "", "", str)

@@ -66,11 +66,6 @@ class Card:
     line: int
 
     @property
-    def chapter(self) -> str:
-        """The chapter that holds the card: the stem of its file."""
-        return self.path.stem
-
-    @property
     def right_letters(self) -> str:
         """The letters of a quiz's right options: ``"B"`` or ``"A, C"``."""
         return ", ".join(letter(i) for i, option in enumerate(self.options) if option.right)

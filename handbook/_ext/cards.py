@@ -1,12 +1,8 @@
-"""``{interview}`` and ``{quiz}``: folds and choices on the web that need no script, plain text everywhere else.
-
-What is print or web is decided when a page is written, so all builders can share what was read.
-"""
+"""``{interview}`` and ``{quiz}``: the directives, and the check that no two cards of the book share an id."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,48 +10,22 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.builders import Builder
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
-from sphinx.writers.html5 import HTML5Translator
 
 import labs
+from card_page import add_nodes, card, card_part, card_question, quiz_option, quiz_options
 from card_source import OPTIONS, Card, CardError, Passage, parse_card
-from card_source import read_cards as read_cards
-from register import Entry, Register, complain, stop_on
+from problems import complain, stop_on
+from register import Entry, Register
 
 _LABELS = {"depth": "In depth", "follow-ups": "Likely follow-ups", "evidence": "Evidence"}
-
-
-class card(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
-    """A whole card: attributes ``source_card`` (Card), ``kind``, ``ids``."""
-
-
-class card_question(nodes.General, nodes.TextElement):  # noqa: N801
-    """The question; attributes ``kind``, ``level``."""
-
-
-class card_part(nodes.General, nodes.Element):  # noqa: N801
-    """One part of the answer; attributes ``part``, ``label``."""
-
-
-class quiz_options(nodes.General, nodes.Element):  # noqa: N801
-    """The options of a quiz."""
-
-
-class quiz_option(nodes.General, nodes.TextElement):  # noqa: N801
-    """One option; attributes ``right``, ``several`` (more than one is right), ``group``."""
 
 
 class CardRegister(Register):
     """Ids of all cards."""
 
     name, label = "cards", "Cards"
-
-
-def folds(builder: Builder) -> bool:
-    """Whether pages of this builder are read in a browser, with folds and inputs; others are paper-like."""
-    return builder.name in ("html", "dirhtml")
 
 
 class CardDirective(SphinxDirective):
@@ -83,15 +53,16 @@ class CardDirective(SphinxDirective):
         node += card_question("", "", *self.inline(source.question), kind=source.kind, level=source.level)
         if source.options:
             node += self.options_of(source)
+        parts = {}
         for part in ("answer", "depth", "follow-ups", "why"):
             if part in source.parts:
                 label = f"Answer: {source.right_letters}" if part == "why" else _LABELS.get(part, "")
-                part_node = self.parsed(source.parts[part], body.line, card_part(part=part, label=label))
-                node += part_node
+                parts[part] = self.parsed(source.parts[part], body.line, card_part(part=part, label=label))
+        node.extend(parts.values())
         if source.evidence:
             links = nodes.paragraph("", "", *self.evidence(source))
             evidence = card_part("", links, part="evidence", label=_LABELS["evidence"])
-            (part_node if source.kind == "quiz" else node).append(evidence)  # a quiz shows it with its answer
+            parts.get("why", node).append(evidence)  # a quiz shows it with its answer
         return [node]
 
     def inline(self, text: str) -> list[nodes.Node]:
@@ -115,7 +86,7 @@ class CardDirective(SphinxDirective):
         return made
 
     def evidence(self, source: Card) -> Iterator[nodes.Node]:
-        """Links to what shows the answer, with a comma between them."""
+        """Links to what shows the answer, with a dot between them."""
         for place, (kind, target) in enumerate(source.evidence):
             if place:
                 yield nodes.Text(" · ")
@@ -152,73 +123,11 @@ def check(app: Sphinx, env: BuildEnvironment) -> None:
     stop_on(register.repeated("card"), "cards")
 
 
-# -- HTML -------------------------------------------------------------------------------------------
-
-
-def visit_card(self: HTML5Translator, node: nodes.Element) -> None:
-    """A fold for an interview card, a group of inputs for a quiz, a plain block off the web."""
-    tag = {"interview": "details", "quiz": "fieldset"}[node["kind"]] if folds(self.builder) else "div"
-    data = f' data-level="{node["source_card"].level}"' if node["source_card"].level else ""
-    self.body.append(f'<{tag} class="card {node["kind"]}" id="{node["ids"][0]}"{data}>\n')
-    self.context.append(f"</{tag}>\n")
-
-
-def depart_by_context(self: HTML5Translator, node: nodes.Element) -> None:
-    """Close what the visit opened."""
-    self.body.append(self.context.pop())
-
-
-def visit_question(self: HTML5Translator, node: nodes.Element) -> None:
-    """The handle of the fold, or the name of the group of inputs."""
-    tag = {"interview": "summary", "quiz": "legend"}[node["kind"]] if folds(self.builder) else "p"
-    self.body.append(f'<{tag} class="card-question"><span>')
-    level = f' <span class="card-level">{node["level"]}</span>' if node["level"] else ""
-    self.context.append(f"</span>{level}</{tag}>\n")
-
-
-def visit_part(self: HTML5Translator, node: nodes.Element) -> None:
-    """A part below its label; the answer of a quiz is folded on the web."""
-    label = escape(node["label"])
-    if node["part"] == "why" and folds(self.builder):
-        self.body.append(f'<details class="card-why"><summary>Answer</summary>\n<p class="card-label">{label}</p>\n')
-        self.context.append("</details>\n")
-    else:
-        heading = f'<p class="card-label">{label}</p>\n' if label else ""
-        self.body.append(f'<div class="card-{node["part"]}">\n{heading}')
-        self.context.append("</div>\n")
-
-
-def visit_options(self: HTML5Translator, node: nodes.Element) -> None:
-    """A lettered list; on the web a verdict follows that the style sheet shows when an input is chosen."""
-    self.body.append('<ol class="quiz-options" type="A">\n')
-    verdict = (
-        '<p class="quiz-verdict" role="status"><span class="quiz-yes">Right.</span>'
-        '<span class="quiz-no">Not so; try again, or open the answer.</span></p>\n'
-    )
-    self.context.append("</ol>\n" + (verdict if folds(self.builder) else ""))
-
-
-def visit_option(self: HTML5Translator, node: nodes.Element) -> None:
-    """An input and its label on the web, a plain item elsewhere."""
-    if folds(self.builder):
-        box = "checkbox" if node["several"] else "radio"
-        right = "quiz-right" if node["right"] else "quiz-wrong"
-        self.body.append(f'<li><label class="{right}"><input type="{box}" name="{node["group"]}"> <span>')
-        self.context.append("</span></label></li>\n")
-    else:
-        self.body.append("<li>")
-        self.context.append("</li>\n")
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives, their nodes and the check."""
     app.add_domain(CardRegister)
     app.add_directive("interview", Interview)
     app.add_directive("quiz", Quiz)
-    app.add_node(card, html=(visit_card, depart_by_context))
-    app.add_node(card_question, html=(visit_question, depart_by_context))
-    app.add_node(card_part, html=(visit_part, depart_by_context))
-    app.add_node(quiz_options, html=(visit_options, depart_by_context))
-    app.add_node(quiz_option, html=(visit_option, depart_by_context))
+    add_nodes(app)
     app.connect("env-updated", check)
     return {"version": "1", "env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -13,13 +13,13 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.builders import Builder
 from sphinx.environment import BuildEnvironment
-from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 from claims_page import ShowClaims, add_nodes, claim, claims_list
+from problems import Problem, Stop, complain, stop_on
 from proofs import Proof, read_proofs, read_results, result_of, results_file, test_files
-from register import Entry, Problem, Register, complain, stop_on
+from register import Entry, Register
 
 
 class ClaimRegister(Register):
@@ -85,7 +85,7 @@ def check(app: Sphinx, env: BuildEnvironment) -> list[str]:
 
     Those are all that show claims, whenever a claim, a test or a result changed: each shows results of others.
     """
-    if app.config.claims_check and not getattr(app.config, "labs_record", ""):
+    if not app.config.labs_record:
         stop_on(_problems(app, env), "claims")
     register, results = _register(env), results_file(app.config)
     digest = hashlib.sha256(repr(register.entries()).encode())
@@ -123,7 +123,7 @@ def _unproved(claims: list[Entry], proofs: dict[str, Proof], app: Sphinx) -> Ite
     path = results_file(app.config)
     try:
         kept = read_results(path)
-    except ExtensionError as error:
+    except Stop as error:
         yield Problem(str(path), str(error))
         kept = read_results(None)
     for entry in claims:
@@ -143,7 +143,6 @@ def _unproved(claims: list[Entry], proofs: dict[str, Proof], app: Sphinx) -> Ite
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives, their nodes and the check."""
-    app.add_config_value("claims_check", True, "", bool)
     app.add_domain(ClaimRegister)
     app.add_directive("claim", ClaimDirective)
     app.add_directive("claims-list", ClaimsList)

@@ -12,7 +12,7 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.writers.html5 import HTML5Translator
 
-from cards import depart_by_context, folds
+from card_page import depart_by_context, folds
 from proofs import Proof, Result, read_proofs, read_results, result_of, results_file
 from register import Entry
 

@@ -13,9 +13,9 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
 
 import labs
+from card_page import depart_by_context
 from card_source import Card, CardError, Passage, read_cards
-from cards import depart_by_context
-from register import complain
+from problems import complain
 
 
 class speaker_notes(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
@@ -64,8 +64,10 @@ class DeckCard(SphinxDirective):
 
     def _options(self, source: Card, only_right: bool) -> nodes.Element:
         listed = nodes.enumerated_list(enumtype="upperalpha", classes=["deck-options"])
-        for option in source.options:
+        for place, option in enumerate(source.options, 1):
             if option.right or not only_right:
+                if only_right and not len(listed):
+                    listed["start"] = place  # so that the answer has its letter
                 listed += nodes.list_item("", nodes.paragraph("", "", *self._inline(option.text)))
         return listed
 

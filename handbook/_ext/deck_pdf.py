@@ -13,7 +13,7 @@ from typing import Any
 from sphinx.util import logging
 
 from print_tree import classes, parse, to_html
-from weasy import load_weasyprint, problems_as_warnings
+from weasy import set_pdf
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,9 @@ def _slide(section: ET.Element) -> Slide:
         for aside in [child for child in parent if child.tag == "aside" and "notes" in classes(child)]:
             parent.remove(aside)
             notes.extend(aside)
+    for listed in section.iter("ol"):
+        if "start" in listed.attrib:  # WeasyPrint does not read it
+            listed.set("style", f"counter-reset: list-item {int(listed.attrib['start']) - 1}")
     return Slide(section, notes)
 
 
@@ -71,14 +74,12 @@ def make(page: Path, slides_pdf: Path, handout_pdf: Path, static: Path) -> None:
     text = page.read_text(encoding="utf-8")
     slides = read_slides(text)
     title = slides[0].title if slides else page.stem
-    sheets = [(static / name).read_text(encoding="utf-8") for name in ("math.css", "deck.css", "deck-print.css")]
-    _write(slides_pdf, title, "deck", [_page(slide) for slide in slides], slides, sheets, static)
+    names = ("math.css", "deck.css", "deck-print.css")
+    sheets = {static / name: light((static / name).read_text(encoding="utf-8")) for name in names}
+    document = _set(slides_pdf, title, "deck", [to_html(slide.section) for slide in slides], slides, sheets)
+    _check(document, slides, slides_pdf)
     sides = [_handout_side(slide, place, len(slides)) for place, slide in enumerate(slides, 1)]
-    _write(handout_pdf, f"{title}: slides and notes", "handout", sides, slides, sheets, static)
-
-
-def _page(slide: Slide) -> str:
-    return to_html(slide.section)
+    _set(handout_pdf, f"{title}: slides and notes", "handout", sides, slides, sheets)
 
 
 def _handout_side(slide: Slide, place: int, count: int) -> str:
@@ -88,30 +89,14 @@ def _handout_side(slide: Slide, place: int, count: int) -> str:
     return f'<article><div class="sheet">{to_html(section)}</div>{number}{to_html(slide.notes)}</article>'
 
 
-def _write(
-    target: Path, title: str, kind: str, pages: list[str], slides: list[Slide], sheets: list[str], static: Path
-) -> None:
-    weasyprint = load_weasyprint()
-    from weasyprint.text.fonts import FontConfiguration
-
-    logger.info("setting %s", target.name)
+def _set(target: Path, title: str, kind: str, pages: list[str], slides: list[Slide], sheets: dict[Path, str]) -> Any:
     body = "".join(
         f'<div class="pdf-page {_kind(slide)}" id="{_ANCHOR}{place}">{page}</div>'
         for place, (page, slide) in enumerate(zip(pages, slides, strict=True), 1)
     )
     body = f'<body class="{kind}"><div class="reveal"><div class="slides">{body}</div></div></body>'
-    content = f'<!doctype html><html lang="en"><head><title>{escape(title)}</title></head>{plain_svg(body)}</html>'
-    base = (static / "deck.css").as_uri()
-    fonts = FontConfiguration()
-    temporary = target.with_suffix(".pdf.tmp")
-    with problems_as_warnings(target.name):
-        css = [weasyprint.CSS(string=light(sheet), base_url=base, font_config=fonts) for sheet in sheets]
-        page = weasyprint.HTML(string=content, base_url=base)
-        document = page.render(stylesheets=css, font_config=fonts, pdf_variant="pdf/ua-1")
-        document.write_pdf(str(temporary), pdf_variant="pdf/ua-1")
-    temporary.replace(target)
-    if kind == "deck":
-        _check(document, slides, target)
+    head = f"<head><title>{escape(title)}</title></head>"
+    return set_pdf(f'<!doctype html><html lang="en">{head}{plain_svg(body)}</html>', sheets, target)
 
 
 def _kind(slide: Slide) -> str:

@@ -10,7 +10,9 @@ from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
 from editions import recorded_editions
-from labs import EDITIONS, all_labs, lab_evidence, read_json
+from labs import EDITIONS, all_labs, edition_of, lab_evidence, read_json
+
+_NEEDED = ("edition", "machine", "torch", "backends", "world_sizes", "commit")
 
 
 class EditionManifest(SphinxDirective):
@@ -18,12 +20,12 @@ class EditionManifest(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Build them from the manifest and from the evidence that the pages show."""
-        name = self.config.labs_edition or self.config.labs_default_edition
+        name = edition_of(self.config)
         result: list[nodes.Node] = []
         if name in recorded_editions():
             path = EDITIONS / name / "manifest.json"
             self.env.note_dependency(str(path))
-            result.append(_table(_machine_rows(read_json(path))))
+            result.append(_table(_machine_rows(read_json(path, *_NEEDED))))
         rows = []
         for lab in all_labs().values():
             self.env.note_dependency(str(lab.evidence_file))
@@ -75,7 +77,7 @@ def _row(cells: list[Any]) -> nodes.row:
 
 def name_manifest(app: Sphinx, config: Config) -> None:
     """Tell print, for its cover, which edition this build renders."""
-    config.bookpdf_manifest = str(EDITIONS / (config.labs_edition or config.labs_default_edition) / "manifest.json")
+    config.bookpdf_manifest = str(EDITIONS / edition_of(config) / "manifest.json")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -3,42 +3,53 @@
 sphinx-gallery skips a script whose generated files and md5 are in place.
 So before it starts, the evidence of an edition is put there for every script that need not run,
 and the md5 of every script that must run is taken away.
-After a script has run, its evidence is complete; in a build that records an edition it is kept there.
+What a script leaves when it runs, `recording` collects.
 """
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import re
 import shutil
 import zipfile
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
-from sphinx.errors import ExtensionError
+from sphinx.util import logging
 from sphinx_gallery.utils import get_md5sum
 
 from ddplab import evidence
-from labs import EDITIONS, ROOT, Lab, all_labs, lab_evidence, read_json
+from labs import EDITIONS, ROOT, Lab, all_labs, edition_of, kept_evidence, lab_evidence, write_json
+from problems import Stop
+
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
-_RECORDING = "DDPLAB_RECORDING"  # tells the hook around scripts, which sees no application, which edition is recorded
 
 
 # -- before sphinx-gallery --------------------------------------------------------------------------
 
 
+def take_turns(app: Sphinx) -> None:
+    """Wait while another process builds this checkout, as `make -j` does: both would generate the same files."""
+    folder = os.open(ROOT / "handbook", os.O_RDONLY)  # stays open, and so locked, until this process ends
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("another build of this checkout is running; waiting until it is done")
+        fcntl.flock(folder, fcntl.LOCK_EX)
+
+
 def prepare(app: Sphinx) -> None:
     """Put evidence in place for the scripts that need not run here; make the others run."""
     config = app.config
-    edition = config.labs_edition or config.labs_default_edition
+    edition = edition_of(config)
     if config.labs_edition:
         _check_known(config.labs_edition)
     if config.labs_record and not _NAME.fullmatch(config.labs_record):
-        raise ExtensionError(f"edition name {config.labs_record!r}: use small letters, digits and hyphens")
+        raise Stop(f"edition name {config.labs_record!r}: use small letters, digits and hyphens")
     for lab in all_labs().values():
         key = _key(lab)
         if config.labs_record:
@@ -59,12 +70,6 @@ def prepare(app: Sphinx) -> None:
             _forget(lab)
 
 
-def kept_evidence(lab: Lab, edition: str) -> dict[str, Any] | None:
-    """What ``edition`` recorded of ``lab``, if it has it."""
-    path = lab.kept_in(edition) / "evidence.json"
-    return read_json(path, "key", "date", "machine", "launches", "values") if path.exists() else None
-
-
 def recorded_editions() -> list[str]:
     """The names of the recorded editions."""
     return sorted(path.parent.name for path in EDITIONS.glob("*/manifest.json"))
@@ -72,28 +77,31 @@ def recorded_editions() -> list[str]:
 
 def _check_known(edition: str) -> None:
     if edition not in recorded_editions():
-        raise ExtensionError(f"unknown edition {edition!r}; there is {', '.join(recorded_editions()) or 'none'}")
+        known = ", ".join(recorded_editions()) or "none"
+        raise Stop(f"unknown edition {edition!r}; there is {known}, or record it: make edition NAME={edition}")
 
 
 def _key(lab: Lab) -> str:
     try:
         return evidence.key(lab.script)
     except ValueError as error:
-        raise ExtensionError(str(error)) from error
+        raise Stop(str(error)) from error
 
 
 def _shown(lab: Lab) -> dict[str, Any]:
     """What lies in handbook/labs; an empty dictionary if it is not complete."""
     try:
         return lab_evidence(lab) if lab.md5_file.exists() else {}
-    except ExtensionError:
+    except Stop:
         return {}  # generated here and damaged: generate it again
 
 
 def _recorded_alike(lab: Lab, edition: str, key: str) -> bool:
     """Whether the edition has this script from this machine and these versions already."""
     kept = kept_evidence(lab, edition)
-    return kept is not None and kept["key"] == key and kept["machine"] == evidence.machine()
+    if kept is None or kept["key"] != key or kept["machine"] != evidence.machine():
+        return False
+    return all(launch["torch"] == version("torch") for launch in kept["launches"])
 
 
 def _seed(lab: Lab, edition: str, key: str) -> bool:
@@ -103,7 +111,7 @@ def _seed(lab: Lab, edition: str, key: str) -> bool:
     if kept is None:
         return False
     if not (folder / f"{lab.script.stem}.rst").exists():
-        raise ExtensionError(f"{folder} is incomplete; restore it with git, or record the edition again")
+        raise Stop(f"{folder} is incomplete; restore it with git, or record the edition again")
     shown = {**kept, "edition": edition, "stale": kept["key"] != key}
     if _shown(lab) == shown:
         return True
@@ -121,7 +129,7 @@ def _seed(lab: Lab, edition: str, key: str) -> bool:
             if path.exists():
                 archive.write(path, path.name)
     lab.md5_file.write_text(get_md5sum(lab.script, "t"))
-    _write_json(lab.evidence_file, shown)
+    write_json(lab.evidence_file, shown)
     return True
 
 
@@ -131,97 +139,14 @@ def _forget(lab: Lab) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.replace(path)
+# -- after sphinx-gallery ---------------------------------------------------------------------------
 
 
-# -- around each script -----------------------------------------------------------------------------
-
-
-def around_script(gallery_conf: dict[str, Any], name: str, when: str) -> None:
-    """Collect the evidence of a script while sphinx-gallery runs it (its ``reset_modules`` hook)."""
-    lab = next(lab for lab in all_labs().values() if lab.script.name == Path(name).name)
-    running = lab.evidence_file.with_suffix(".running")
-    if when == "before":
-        evidence.begin(lab.script, running)
-        return
-    evidence.end()
-    if not lab.md5_file.exists():  # it failed: sphinx-gallery reports it, and nothing of it is kept
-        running.unlink(missing_ok=True)
-        return
-    shown = {**read_json(running), "edition": "here", "stale": False}
-    _write_json(lab.evidence_file, shown)
-    running.unlink()
-    if record := os.environ.get(_RECORDING):
-        keep(lab, record)
-
-
-def keep(lab: Lab, edition: str) -> None:
-    """Keep the lab's evidence in an edition: all of it, or the old one stays."""
-    target = lab.kept_in(edition)
-    fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
-    for path in (fresh, old):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in lab.files():
-        copy = fresh / path.relative_to(lab.generated)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if path != lab.evidence_file:
-            shutil.copyfile(path, copy)
-    kept = {name: value for name, value in lab_evidence(lab).items() if name not in ("edition", "stale")}
-    _write_json(fresh / "evidence.json", kept)
-    if target.exists():
-        target.rename(old)
-    fresh.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
-    write_manifest(edition)
-
-
-def write_manifest(edition: str) -> None:
-    """Sum up the edition: its machine, versions, and each script with its key and date."""
-    scripts: dict[str, Any] = {}
-    launches: list[dict[str, Any]] = []
-    for lab in all_labs().values():
-        kept = kept_evidence(lab, edition)
-        if kept is not None:
-            launches += kept["launches"]
-            scripts[lab.id] = {"key": kept["key"], "date": kept["date"]}
-            machine = kept["machine"]
-    best = max(launches, key=lambda launch: launch["ranks"], default={})
-    versions = {name: best.get(name) for name in ("torch", "cuda", "nccl", "gpu", "gpus")}
-    _write_json(
-        EDITIONS / edition / "manifest.json",
-        {
-            "edition": edition,
-            "machine": machine,
-            **versions,
-            "backends": sorted({launch["backend"] for launch in launches}),
-            "world_sizes": sorted({launch["ranks"] for launch in launches}),
-            "sphinx_gallery": version("sphinx-gallery"),
-            "commit": _commit(),
-            "scripts": scripts,
-        },
-    )
-
-
-def _commit() -> str:
-    """The commit that was checked out, read without git."""
-    head = ROOT / ".git" / "HEAD"
-    if not head.exists():
-        return "unknown"
-    text = head.read_text().strip()
-    if not text.startswith("ref: "):
-        return text[:12]
-    reference = ROOT / ".git" / text.removeprefix("ref: ")
-    return reference.read_text().strip()[:12] if reference.exists() else "unknown"
-
-
-def start_recording(app: Sphinx) -> None:
-    """Say which edition is recorded, if one is."""
-    os.environ.pop(_RECORDING, None)
-    if app.config.labs_record:
-        os.environ[_RECORDING] = app.config.labs_record
+def stop_on_failure(app: Sphinx) -> None:
+    """End the build if a script failed: its page, and pages that show pieces of it, would only add complaints."""
+    failed = sorted(os.path.relpath(path) for path in app.config.sphinx_gallery_conf["failing_examples"])
+    if failed:
+        raise Stop(f"failed, with the traceback above: {', '.join(failed)}; each also runs alone: python {failed[0]}")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -229,8 +154,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("labs_default_edition", "", "env", str)
     app.add_config_value("labs_edition", "", "env", str)
     app.add_config_value("labs_live", False, "")
-    app.add_config_value("labs_record", "", "", str)
-    app.add_config_value("labs_fresh", False, "")
-    app.connect("builder-inited", start_recording, priority=90)
+    app.connect("builder-inited", take_turns, priority=80)
     app.connect("builder-inited", prepare, priority=100)
+    app.connect("builder-inited", stop_on_failure, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -78,7 +78,8 @@ def _read(path: Path, _modified: int) -> str:
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)  # a hundredth of a point is finer than any screen or printer
+    # A hundredth of a point is finer than any screen or printer. Only in tags: between them stand the labels.
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)
     svg = re.sub(r' xmlns:xlink="[^"]*"', "", svg).replace("xlink:href", "href")
     return re.sub(r">\s+<", "><", svg).strip()
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Set
 from typing import Any
 
 import genanki
 from docutils import nodes
 from docutils.utils import new_document
 from sphinx.application import Sphinx
-from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.util import logging
 
+from card_page import card, card_part
 from card_source import Card
-from cards import card, card_part
+from whole_book import WholeBookBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +30,10 @@ pre { overflow-x: auto; }
 _PICTURE = re.compile(r'src="(?:\.\./)*_images/([^"]+)"')
 
 
-class AnkiBuilder(StandaloneHTMLBuilder):
+class AnkiBuilder(WholeBookBuilder):
     """Renders cards as HTML does, and keeps nothing else of a page."""
 
     name = "anki"
-    search = False
-    allow_parallel = False  # notes are collected in this process
     epilog = "The flashcards are in %(outdir)s/" + FILE
 
     def init(self) -> None:
@@ -57,33 +54,14 @@ class AnkiBuilder(StandaloneHTMLBuilder):
             css=_CSS,
         )
 
-    def get_theme_config(self) -> tuple[str, dict[str, str | int | bool]]:
-        """No theme of the web: furo, once loaded, wants to write its files beside the package."""
-        return "basic", {}
-
-    def get_outdated_docs(self) -> Iterator[str]:
-        """All: the package is written whole."""
-        yield from sorted(self.env.found_docs)
-
-    def write_documents(self, docnames: Set[str]) -> None:
-        """Render every document, whatever changed."""
-        super().write_documents(frozenset(self.env.found_docs))
-
     def write_doc(self, docname: str, doctree: nodes.document) -> None:
         """Collect the cards of a document."""
-        doctree.settings = self.docsettings
-        self.secnumbers, self.fignumbers = {}, {}
-        self.imgpath, self.dlpath, self.current_docname = "_images", "_downloads", docname
+        self.start_page(docname, doctree)
         for reference in list(doctree.findall(nodes.reference)):
             if "://" not in reference.get("refuri", ""):  # leads nowhere in Anki
                 reference.replace_self(nodes.inline("", "", *reference.children))
         for node in doctree.findall(card):
             self.notes.append(self._note(node, docname))
-
-    def write_doc_serialized(self, docname: str, doctree: nodes.document) -> None:
-        """Find pictures; nothing is indexed."""
-        self.imgpath = "_images"
-        self.post_process_images(doctree)
 
     def finish(self) -> None:
         """Write the package; no page, index or style sheet."""
@@ -95,9 +73,6 @@ class AnkiBuilder(StandaloneHTMLBuilder):
         package.media_files = [str(self.srcdir / path) for path, name in self.images.items() if name in used]
         package.write_to_file(str(self.outdir / FILE))
         logger.info("%d flashcards", len(self.notes))
-
-    def copy_assets(self) -> None:
-        """None is needed."""
 
     def _note(self, node: card, docname: str) -> genanki.Note:
         source: Card = node["source_card"]
@@ -116,9 +91,7 @@ class AnkiBuilder(StandaloneHTMLBuilder):
         """One part, as HTML that stands alone."""
         page = new_document("card", self.docsettings)
         page += node.deepcopy()
-        visitor: Any = self.create_translator(page, self)
-        page.walkabout(visitor)
-        return _PICTURE.sub(r'src="\1"', "".join(visitor.fragment))
+        return _PICTURE.sub(r'src="\1"', self.render(page))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -17,13 +17,11 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
 import labs
-from lab_pieces import EmbedError, between, function_source, printed_blocks, some_lines
-from lab_pieces import stamp_text as stamp_text
-from register import complain
+from lab_pieces import EmbedError, between, function_source, printed_blocks, some_lines, stamp_text
+from problems import Stop, complain
 
 
 class Embed(SphinxDirective):
@@ -37,7 +35,7 @@ class Embed(SphinxDirective):
         try:
             lab = self.lab()
             return self.show(lab)
-        except (EmbedError, ExtensionError) as error:
+        except (EmbedError, Stop) as error:
             complain(self.env, f"{self.name} {self.arguments[0]!r}: {error}", self.lineno)
             return []
 

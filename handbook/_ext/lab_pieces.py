@@ -63,8 +63,13 @@ def function_source(script: str, name: str, source: str) -> str:
     defined = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     if name not in defined:
         raise EmbedError(f"{script} defines no {name!r}, but {', '.join(defined) or 'nothing'}")
-    node = defined[name]
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return statement_source(defined[name], source)
+
+
+def statement_source(node: ast.stmt, source: str) -> str:
+    """The source of a statement, with its decorators: `ast.get_source_segment` leaves them out."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
     return textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
 
 

@@ -13,7 +13,10 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.errors import ExtensionError
+from sphinx.config import Config
+
+from lab_pieces import stamp_text
+from problems import Stop
 
 ROOT = Path(__file__).parents[2]
 EDITIONS = ROOT / "gallery" / "editions"
@@ -65,7 +68,7 @@ def all_labs() -> dict[str, Lab]:
     for script in sorted((ROOT / "gallery").glob("*/plot_*.py")):
         lab = Lab(script, ROOT / "handbook" / "labs" / script.parent.name)
         if lab.id in found:
-            raise ExtensionError(f"{script}: the lab id {lab.id!r} is taken by {found[lab.id].script}; rename one")
+            raise Stop(f"{script}: the lab id {lab.id!r} is taken by {found[lab.id].script}; rename one")
         found[lab.id] = lab
     return found
 
@@ -75,23 +78,41 @@ def lab_evidence(lab: Lab) -> dict[str, Any]:
     return read_json(lab.evidence_file, "key", "date", "machine", "launches", "values", "edition", "stale")
 
 
+def kept_evidence(lab: Lab, edition: str) -> dict[str, Any] | None:
+    """What ``edition`` recorded of ``lab``, if it has it."""
+    path = lab.kept_in(edition) / "evidence.json"
+    return read_json(path, "key", "date", "machine", "launches", "values") if path.exists() else None
+
+
+def edition_of(config: Config) -> str:
+    """The name of the edition that a build renders."""
+    return str(config.labs_edition or config.labs_default_edition)
+
+
 def read_json(path: Path, *needed: str) -> dict[str, Any]:
     """A JSON object from a file that this project wrote, which has the ``needed`` entries.
 
     Raises:
-        ExtensionError: it is missing or damaged; the message says what to do.
+        Stop: it is missing or damaged; the message says what to do.
     """
     advice = "restore it with git, or record the edition again with `make edition NAME=…`"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ExtensionError(f"{path} is missing; {advice}") from None
+        raise Stop(f"{path} is missing; {advice}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ExtensionError(f"{path} is damaged ({error}); {advice}") from None
+        raise Stop(f"{path} is damaged ({error}); {advice}") from None
     absent = [name for name in needed if not isinstance(content, dict) or name not in content]
     if absent or not isinstance(content, dict):
-        raise ExtensionError(f"{path} is damaged ({', '.join(absent) or 'a JSON object'} is missing); {advice}")
+        raise Stop(f"{path} is damaged ({', '.join(absent) or 'a JSON object'} is missing); {advice}")
     return content
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object whole, or leave the file as it was."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def stamp_page(app: Sphinx, doctree: nodes.document) -> None:
@@ -99,8 +120,6 @@ def stamp_page(app: Sphinx, doctree: nodes.document) -> None:
     lab = next((lab for lab in all_labs().values() if lab.docname == app.env.docname), None)
     if lab is None:
         return
-    from lab_embed import stamp_text
-
     for note in list(doctree.findall(nodes.note)):
         if "sphx-glr-download-link-note" in note["classes"]:
             note.parent.remove(note)
@@ -155,7 +174,7 @@ def _digest() -> str:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register what labs' pages get."""
-    # A configuration value, because Sphinx builds all pages again when one changes, and these files decide how they look.
+    # A configuration value, because Sphinx builds all pages again when one changes; these files decide how they look.
     app.add_config_value("extensions_digest", _digest(), "env", str)
     app.connect("doctree-read", stamp_page)
     app.connect("doctree-read", list_labs)

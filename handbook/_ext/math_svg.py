@@ -34,7 +34,7 @@ EM_PX = 24.0  # the size at which ziamath draws; its smallest glyph is relative 
 MARGIN_PX = 0.5  # room for glyphs that lean out of their box
 WIDE_EM = 17.0  # wider equations scroll on a phone, so the keyboard must reach them
 
-SHARING = {"html", "dirhtml"}  # builders of pages in which formulas share their glyphs
+SHARING = "html"  # the builder of pages in which formulas share their glyphs
 _SYMBOL = re.compile(r'<symbol id="([^"]*)".*?</symbol>', re.DOTALL)
 
 _LARGE = set("∑∏∐∫∬∭∮⋀⋁⋂⋃⨁⨂⨀⨄⨆⊎")
@@ -158,7 +158,7 @@ def visit_displaymath(self: HTML5Translator, node: nodes.math_block) -> None:
 def _formula(self: HTML5Translator, node: nodes.Element, tex: str, *, inline: bool) -> str:
     tex = tex.strip()
     try:
-        return draw(tex, inline=inline, symbols=self.builder.name in SHARING).svg(tex, inline=inline)
+        return draw(tex, inline=inline, symbols=self.builder.name == SHARING).svg(tex, inline=inline)
     except ValueError as error:
         logger.warning("mathematics cannot be drawn (%s): %s", error, tex, location=node, type="math", subtype="tex")
         return f'<code class="math-error">{html.escape(tex)}</code>'
@@ -167,7 +167,7 @@ def _formula(self: HTML5Translator, node: nodes.Element, tex: str, *, inline: bo
 def share_glyphs(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: object) -> None:
     """Move the glyphs of all formulas of a page to its start, each once."""
     body = context.get("body", "")
-    if app.builder.name not in SHARING or "<symbol" not in body:
+    if app.builder.name != SHARING or "<symbol" not in body:
         return
     glyphs = {match[1]: match[0] for match in _SYMBOL.finditer(body)}
     store = '<svg aria-hidden="true" focusable="false" style="position:absolute;width:0;height:0;overflow:hidden">'

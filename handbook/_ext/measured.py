@@ -12,13 +12,12 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxRole
 from sphinx.writers.html5 import HTML5Translator
 
 import labs
-from lab_embed import stamp_text
-from register import complain
+from lab_pieces import stamp_text
+from problems import Stop, complain
 
 _TARGET = re.compile(r"(?P<lab>[a-z0-9-]+)\.(?P<name>\w+)(:(?P<format>.+))?")
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -50,7 +49,7 @@ class MeasuredRole(SphinxRole):
         self.env.note_dependency(lab.evidence_file)
         try:
             evidence = labs.lab_evidence(lab)
-        except ExtensionError as error:
+        except Stop as error:
             raise ValueError(str(error)) from error
         kept = evidence["values"].get(target["name"])
         if kept is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-SHORT_LINES = 10  # a block up to this length stays on one page
-CODE_COLUMNS = 84  # a longer line may wrap in print; its continuation is then marked
+SHORT_LINES = 14  # a block up to this length stays on one page
+CODE_COLUMNS = 84  # a block with a longer line is ``wide``: set in smaller letters
+WIDE_COLUMNS = 100  # a longer line may wrap even so; its continuation is then marked
 
 
 def code_lines(pre: ET.Element) -> None:
@@ -46,9 +47,11 @@ def code_lines(pre: ET.Element) -> None:
     visit(pre, [])
     while lines and not "".join(lines[-1].itertext()).strip():
         lines.pop()
-    for line in lines:
-        text = "".join(line.itertext())
-        if len(text) > CODE_COLUMNS:
+    texts = ["".join(line.itertext()) for line in lines]
+    if max(map(len, texts), default=0) > CODE_COLUMNS:
+        pre.set("class", f"{pre.get('class', '')} wide".strip())
+    for line, text in zip(lines, texts, strict=True):
+        if len(text) > WIDE_COLUMNS:
             hang = len(text) - len(text.lstrip()) + 4
             line.attrib |= {"class": "line long", "style": f"padding-left: {hang}ch; text-indent: -{hang}ch"}
             ET.SubElement(line, "span", {"class": "continued", "style": f"left: {hang - 1.6:.1f}ch"})

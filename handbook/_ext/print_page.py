@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Set
+from collections.abc import Set
 from copy import deepcopy
 
 from print_code import code_lines
-from print_tree import SVG, anchor, classes, parents, parse, replace, walk
+from print_tree import SVG, anchor, classes, parents, replace, walk
 
 SCHEME = "bookpdf:"  # how the builder writes a link to a document, until `links` makes an anchor of it
 INK = "#1F2328"
@@ -26,13 +26,12 @@ _DROPPED_CLASSES = {
 }  # fmt: skip
 
 
-def prepare(page: ET.Element, docname: str, image_text: Callable[[str], str | None]) -> None:
+def prepare(page: ET.Element, docname: str) -> None:
     """Everything that does not depend on which other documents are in the PDF.
 
     Args:
-        page: the document's body.
+        page: the document's body; its drawings are part of it, as `figures` makes them.
         docname: its name.
-        image_text: gives the text of an SVG image from its ``src``, or None for another kind of image.
     """
     drop_screen_parts(page)
     anchors_and_links(page, docname)
@@ -40,7 +39,7 @@ def prepare(page: ET.Element, docname: str, image_text: Callable[[str], str | No
     unfold(page)
     for pre in [element for element in walk(page) if element.tag == "pre"]:
         code_lines(pre)
-    figures(page, image_text)
+    drawings(page)
     mark_references(page)
 
 
@@ -117,21 +116,8 @@ def unfold(page: ET.Element) -> None:
             element.set("class", f"{element.get('class', '')} further-reading".strip())
 
 
-def figures(page: ET.Element, image_text: Callable[[str], str | None]) -> None:
-    """Make SVG images part of the page, with a font that the book has, and give them a name for PDF tags."""
-    parent = parents(page)
-    for image in [element for element in walk(page) if element.tag == "img"]:
-        text = image_text(image.get("src", ""))
-        if text is None:
-            continue
-        svg = next(element for element in parse(text).iter() if element.tag == f"{SVG}svg")
-        svg.attrib |= {"aria-label": image.get("alt", ""), "role": "img", "class": f"figure {image.get('class', '')}"}
-        width, height = svg.attrib.pop("width", ""), svg.attrib.pop("height", "")
-        if "viewBox" in svg.attrib:  # the height follows; WeasyPrint would keep it when the width shrinks
-            svg.set("style", image.get("style") or (f"width: {width}" if width else ""))
-        else:
-            svg.attrib |= {"width": width, "height": height}
-        replace(parent[image], image, svg)
+def drawings(page: ET.Element) -> None:
+    """Give each drawing a name for PDF tags, and a font that the book has."""
     for svg in [element for element in walk(page) if element.tag == f"{SVG}svg"]:
         if svg.find(f"{SVG}title") is None:
             title = ET.Element(f"{SVG}title")

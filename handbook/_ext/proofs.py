@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sphinx.config import Config
-from sphinx.errors import ExtensionError
 
 import labs
 from ddplab import evidence
-from lab_embed import stamp_text
+from lab_pieces import stamp_text, statement_source
+from problems import Stop
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,12 @@ def _with_helpers(test: ast.FunctionDef, tree: ast.Module, text: str) -> str:
     for node in used:  # grows while it is walked
         names = [defined[name.id] for name in ast.walk(node) if isinstance(name, ast.Name) and name.id in defined]
         used += [helper for helper in dict.fromkeys(names) if helper not in used]
-    lines = text.splitlines()
     helpers = sorted((node for node in used if node is not test), key=lambda node: node.lineno)
-    return "\n\n".join("\n".join(lines[_first_line(node) - 1 : node.end_lineno]) for node in [*helpers, test])
+    return "\n\n".join(statement_source(node, text) for node in [*helpers, test])
 
 
 def _is_set(name: ast.Name) -> bool:
     return isinstance(name.ctx, ast.Store)
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(int(decorator.lineno) for decorator in decorators)])
 
 
 # -- results ----------------------------------------------------------------------------------------
@@ -97,7 +91,7 @@ def _first_line(node: ast.stmt) -> int:
 
 def results_file(config: Config) -> Path | None:
     """Where the edition that this build shows keeps the claims' results."""
-    edition = getattr(config, "labs_edition", "") or getattr(config, "labs_default_edition", "")
+    edition = labs.edition_of(config)
     return labs.EDITIONS / edition / "claims.json" if edition else None
 
 
@@ -105,14 +99,14 @@ def read_results(path: Path | None) -> dict[str, Any]:
     """The results file of an edition, as ``tests/claims/conftest.py`` writes it; empty if there is none yet.
 
     Raises:
-        ExtensionError: the file is not such a file.
+        Stop: the file is not such a file.
     """
     if path is None or not path.exists():
         return {"results": {}}
     kept = labs.read_json(path, "machine", "date", "torch", "results")
     for claim, result in kept["results"].items():
         if not isinstance(result, dict) or not {"outcome", "key", "launches"} <= result.keys():
-            raise ExtensionError(f"{path} is damaged (the result of {claim!r} is not complete); record it again")
+            raise Stop(f"{path} is damaged (the result of {claim!r} is not complete); record it again")
     return kept
 
 

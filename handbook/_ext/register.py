@@ -1,4 +1,4 @@
-"""What several extensions share: a register of ids over all documents, and errors that stay until they are mended."""
+"""A register of ids over all documents, which claims and cards share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any, ClassVar
 
 from sphinx.domains import Domain
 from sphinx.environment import BuildEnvironment
-from sphinx.errors import ExtensionError
-from sphinx.util import logging
 
-logger = logging.getLogger(__name__)
+from problems import Problem
 
 
 @dataclass(frozen=True)
@@ -22,14 +20,6 @@ class Entry:
     id: str
     docname: str
     line: int
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong; ``location`` is file and line as Sphinx prints them."""
-
-    location: str | tuple[str, int]
-    message: str
 
 
 class Register(Domain):
@@ -85,26 +75,3 @@ def _reading_order(env: BuildEnvironment) -> Iterable[str]:
                 yield from walk(child)
 
     return walk(env.config.root_doc)
-
-
-def complain(env: BuildEnvironment, message: str, line: int) -> None:
-    """Warn about the document that is being read, and read it again in the next build.
-
-    Without the second half the next build would find the document up to date and pass.
-    """
-    logger.warning(message, location=(env.docname, line))
-    env.note_reread()
-
-
-def stop_on(problems: Iterable[Problem], what: str) -> None:
-    """Report every problem with its place, then end the build if there is any.
-
-    Raises:
-        ExtensionError: there is a problem. Raised before Sphinx keeps its environment, so the next build sees it again.
-    """
-    found = list(problems)
-    for problem in found:
-        logger.warning(problem.message, location=problem.location)
-    if found:
-        count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
-        raise ExtensionError(f"{what}: {count}, named above")

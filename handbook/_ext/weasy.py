@@ -1,4 +1,4 @@
-"""WeasyPrint for all builders that make PDF: one check that it can be used, one way in which its problems are told."""
+"""WeasyPrint for all builders that make PDF: the check that it can be used, and the setting of a PDF."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import importlib
 import logging as plain_logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from sphinx.errors import ExtensionError
 from sphinx.util import logging
+
+from problems import Stop
 
 logger = logging.getLogger(__name__)
 
@@ -18,22 +21,54 @@ def load_weasyprint() -> ModuleType:
     """WeasyPrint, which needs a system library that pip does not bring.
 
     Raises:
-        ExtensionError: it cannot be used; the message says what to install.
+        Stop: it cannot be used; the message says what to install.
     """
     try:
         weasyprint = importlib.import_module("weasyprint")
     except ImportError as error:
-        raise ExtensionError(f"PDF needs WeasyPrint ({error}); run: pip install weasyprint") from None
+        raise Stop(f"PDF needs WeasyPrint ({error}); run: pip install weasyprint") from None
     except OSError as error:
-        raise ExtensionError(
+        raise Stop(
             f"PDF needs the Pango library, which is not installed ({str(error).splitlines()[0]}). "
             "Debian, Ubuntu: apt install libpango-1.0-0 libpangoft2-1.0-0 · macOS: brew install pango"
         ) from None
     return weasyprint
 
 
+def set_pdf(content: str, sheets: dict[Path, str], target: Path) -> Any:
+    """Set HTML as a tagged PDF, which is written whole or not at all.
+
+    Args:
+        content: the HTML.
+        sheets: the style sheets, each with the file that its addresses are relative to.
+        target: the PDF file.
+
+    Returns:
+        WeasyPrint's document: ``pages``, each with its ``anchors``.
+    """
+    weasyprint = load_weasyprint()
+    from weasyprint.text.fonts import FontConfiguration
+
+    logger.info("setting %s", target.name)
+    plain_logging.getLogger("fontTools").setLevel(plain_logging.WARNING)
+    fonts, temporary = FontConfiguration(), target.with_suffix(".pdf.tmp")
+    try:
+        with _problems_as_warnings(target.name):
+            css = [
+                weasyprint.CSS(string=sheet, base_url=path.as_uri(), font_config=fonts)
+                for path, sheet in sheets.items()
+            ]
+            page = weasyprint.HTML(string=content, base_url=next(iter(sheets)).as_uri())
+            document = page.render(stylesheets=css, font_config=fonts, pdf_variant="pdf/ua-1")
+            document.write_pdf(str(temporary), pdf_variant="pdf/ua-1")
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return document
+
+
 @contextmanager
-def problems_as_warnings(pdf: str) -> Iterator[None]:
+def _problems_as_warnings(pdf: str) -> Iterator[None]:
     """What WeasyPrint cannot load or resolve becomes a warning of the build that names the PDF."""
     handler = _Problems(pdf)
     weasy_logger = plain_logging.getLogger("weasyprint")

@@ -271,13 +271,13 @@ def test_join_divides_by_the_initial_world_size():
 
 
 @proves("different-models-raise")
-def test_a_different_number_of_parameters_raises_on_every_rank():
-    """Rank 1 has one parameter more: the constructor names both counts."""
+def test_a_different_number_of_parameters_raises_with_both_counts():
+    """Rank 1 has one parameter more: the constructor raises and says which rank has how many."""
 
     def worker():
         DistributedDataParallel(nn.Linear(2, 2, bias=dist.get_rank() == 1).to(device()))
 
-    with pytest.raises(LaunchError, match="expects same model across all ranks"):
+    with pytest.raises(LaunchError, match=r"Rank (0 has 1|1 has 2) params, .* inconsistent [12] params"):
         launch(worker, 2)
 
 
@@ -320,7 +320,7 @@ def test_an_environment_variable_moves_the_small_bucket_to_the_end():
 
 @proves("output-outside-the-loss")
 def test_an_output_outside_the_loss_makes_its_parameters_unused():
-    """Two outputs, one in the loss: how many steps each setting completes, and what the other layer's gradient is."""
+    """Two outputs, one in the loss: where each setting stops, or what it leaves as the other layer's gradient."""
 
     class TwoOutputs(nn.Module):
         def __init__(self):
@@ -332,13 +332,14 @@ def test_an_output_outside_the_loss_makes_its_parameters_unused():
 
     def worker(options):
         ddp = DistributedDataParallel(TwoOutputs().to(device()), **options)
-        for completed in range(4):
+        for step in (1, 2, 3, 4):
             try:
-                ddp(torch.ones(1, 2, device=device()))[0].sum().backward()
+                used, _unused = ddp(torch.ones(1, 2, device=device()))
             except RuntimeError as error:
-                return completed, "Expected to have finished reduction" in str(error)
-        return 4, ddp.module.b.weight.grad
+                return f"forward {step}", "Expected to have finished reduction" in str(error)
+            used.sum().backward()
+        return ddp.module.b.weight.grad
 
-    assert launch(worker, 2, {"find_unused_parameters": True}) == [(4, None)] * 2
-    assert launch(worker, 2, {}) == [(1, True)] * 2
-    assert launch(worker, 2, {"static_graph": True}) == [(2, True)] * 2
+    assert launch(worker, 2, {"find_unused_parameters": True}) == [None] * 2
+    assert launch(worker, 2, {}) == [("forward 2", True)] * 2
+    assert launch(worker, 2, {"static_graph": True}) == [("forward 3", True)] * 2

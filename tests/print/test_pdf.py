@@ -3,20 +3,18 @@
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
 from pypdf import PdfReader
 from sample_book import LISTING, Built, book, sample_pdfs  # noqa: F401  (fixtures)
-from sphinx.errors import ExtensionError
 
-import book_pdf
 import print_code
 import print_page
 import print_tree
 import weasy
 from conftest import need
+from problems import Stop
 
 FLAT = re.compile(r"\s+")
 
@@ -236,22 +234,19 @@ def test_a_missing_library_is_named_with_its_package(monkeypatch, error, advice)
 
     monkeypatch.delitem(sys.modules, "weasyprint", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Refuse(), *sys.meta_path])
-    with pytest.raises(ExtensionError, match=re.escape(advice)) as caught:
+    with pytest.raises(Stop, match=re.escape(advice)) as caught:
         weasy.load_weasyprint()
     assert caught.value.__suppress_context__
 
 
 def test_a_failure_leaves_no_file(monkeypatch, tmp_path):
-    def fail(content, target, name):
-        target.write_bytes(b"%PDF half")
+    def fail(document, target, **_):
+        Path(target).write_bytes(b"%PDF half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(book_pdf, "write_pdf", fail)
-    monkeypatch.setattr(book_pdf, "assemble", lambda *_: "")
-    monkeypatch.setattr(book_pdf, "cover_lines", lambda _: [])
-    builder = types.SimpleNamespace(sphinx=None, outdir=tmp_path, bodies={}, config=None)
+    monkeypatch.setattr("weasyprint.document.Document.write_pdf", fail)
     with pytest.raises(OSError, match="disk full"):
-        book_pdf.BookPdfBuilder._write(builder, "book", "Book", "", [], toc_levels=2)
+        weasy.set_pdf("<p>Text.</p>", {tmp_path / "sheet.css": ""}, tmp_path / "book.pdf")
     assert list(tmp_path.iterdir()) == []
 
 

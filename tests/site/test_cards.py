@@ -7,8 +7,7 @@ import pytest
 from bs4 import BeautifulSoup
 from tiny_book import TinyBook
 
-from card_source import CardError
-from cards import read_cards
+from card_source import CardError, read_cards
 
 INTERVIEW = """
 :::{interview} bucket-order
@@ -160,7 +159,7 @@ def test_evidence_that_is_not_there_is_reported(book: TinyBook, evidence: str, s
 def test_cards_are_found_inside_boxes_and_not_inside_code(book: TinyBook) -> None:
     book.chapters(first=f"::::{{note}}\n{QUIZ}\n::::\n\n````md\n{INTERVIEW}\n````\n")
     (found,) = read_cards(book.root / "handbook").values()
-    assert (found.id, found.line, found.chapter, found.right_letters) == ("no-sync-where", 5, "first", "B")
+    assert (found.id, found.line, found.path.name, found.right_letters) == ("no-sync-where", 5, "first.md", "B")
 
 
 def test_a_deck_takes_a_card_as_two_slides_with_notes(book: TinyBook) -> None:

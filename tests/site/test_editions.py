@@ -19,13 +19,13 @@ CONF = """
 import sys
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "handbook" / "_ext"))
-extensions = ["labs", "editions", "sphinx_gallery.gen_gallery"]
+extensions = ["labs", "recording", "editions", "sphinx_gallery.gen_gallery"]
 exclude_patterns = ["_ext", "**/GALLERY_HEADER.rst", "labs/*/*.ipynb"]
 labs_default_edition = "base"
 suppress_warnings = ["config.cache"]
 sphinx_gallery_conf = {
     "examples_dirs": ["../gallery/short"], "gallery_dirs": ["labs/short"], "filename_pattern": r"/plot_",
-    "reset_modules": ("editions.around_script",), "reset_modules_order": "both",
+    "reset_modules": ("recording.around_script",), "reset_modules_order": "both",
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": (), "show_signature": False, "download_all_examples": False, "write_computation_times": False,
 }
@@ -219,3 +219,24 @@ def test_a_missing_page_in_an_edition_is_named(house):
     done = house.build("-D", "labs_edition=base")
     assert done.returncode != 0
     assert f"{page.parent} is incomplete" in done.stderr
+
+
+def test_a_mistake_is_answered_with_one_line(house):
+    done = house.build("-D", "labs_edition=nothing")
+    assert done.returncode == 1
+    assert done.stderr == "unknown edition 'nothing'; there is base, or record it: make edition NAME=nothing\n"
+
+
+def test_a_script_that_fails_is_the_last_thing_said(house):
+    house.write("two", body="raise RuntimeError('it broke')")
+    done = house.build()
+    assert done.returncode == 1
+    says = "failed, with the traceback above: gallery/short/plot_two.py; each also runs alone: python "
+    assert done.stderr.splitlines()[-1].startswith(says)
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_two_builds_at_once_take_turns(house):
+    running = [subprocess.Popen(house.command("-D", "labs_live=1"), cwd=house.folder, env=house.environment())]
+    done = house.build("-D", "labs_live=1")
+    assert (done.returncode, running[0].wait()) == (0, 0), done.stderr

@@ -18,6 +18,7 @@ from sphinx.errors import SphinxError  # noqa: E402
 from sphinx.util.docutils import docutils_namespace, patch_docutils  # noqa: E402
 
 import labs  # noqa: E402
+from problems import Stop  # noqa: E402
 
 CONF = """
 extensions = ["myst_parser", "measured", "claims", "cards", "deck_cards", "flashcards"]
@@ -29,6 +30,7 @@ html_theme = "basic"
 def setup(app):
     app.add_config_value("labs_edition", "", "env", str)
     app.add_config_value("labs_default_edition", "here", "env", str)
+    app.add_config_value("labs_record", "", "", str)
 """
 
 
@@ -92,7 +94,7 @@ class TinyBook:
                 )
                 app.connect("doctree-resolved", lambda app, doctree, docname: written.append(docname))
                 app.build()
-            except SphinxError as failure:
+            except (SphinxError, Stop) as failure:
                 error = str(failure)
         plain = re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue())
         return Built(out, plain, error, written)

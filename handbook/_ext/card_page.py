@@ -1,0 +1,102 @@
+"""How cards look: folds and choices on the web that need no script, plain text everywhere else.
+
+What is print or web is decided when a page is written, so all builders can share what was read.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.builders import Builder
+from sphinx.writers.html5 import HTML5Translator
+
+
+class card(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
+    """A whole card: attributes ``source_card`` (Card), ``kind``, ``ids``."""
+
+
+class card_question(nodes.General, nodes.TextElement):  # noqa: N801
+    """The question; attributes ``kind``, ``level``."""
+
+
+class card_part(nodes.General, nodes.Element):  # noqa: N801
+    """One part of the answer; attributes ``part``, ``label``."""
+
+
+class quiz_options(nodes.General, nodes.Element):  # noqa: N801
+    """The options of a quiz."""
+
+
+class quiz_option(nodes.General, nodes.TextElement):  # noqa: N801
+    """One option; attributes ``right``, ``several`` (more than one is right), ``group``."""
+
+
+def folds(builder: Builder) -> bool:
+    """Whether pages of this builder are read in a browser, with folds and inputs; others are paper-like."""
+    return builder.name == "html"
+
+
+def visit_card(self: HTML5Translator, node: nodes.Element) -> None:
+    """A fold for an interview card, a group of inputs for a quiz, a plain block off the web."""
+    tag = {"interview": "details", "quiz": "fieldset"}[node["kind"]] if folds(self.builder) else "div"
+    data = f' data-level="{node["source_card"].level}"' if node["source_card"].level else ""
+    self.body.append(f'<{tag} class="card {node["kind"]}" id="{node["ids"][0]}"{data}>\n')
+    self.context.append(f"</{tag}>\n")
+
+
+def depart_by_context(self: HTML5Translator, node: nodes.Element) -> None:
+    """Close what the visit opened."""
+    self.body.append(self.context.pop())
+
+
+def visit_question(self: HTML5Translator, node: nodes.Element) -> None:
+    """The handle of the fold, or the name of the group of inputs."""
+    tag = {"interview": "summary", "quiz": "legend"}[node["kind"]] if folds(self.builder) else "p"
+    self.body.append(f'<{tag} class="card-question"><span>')
+    level = f' <span class="card-level">{node["level"]}</span>' if node["level"] else ""
+    self.context.append(f"</span>{level}</{tag}>\n")
+
+
+def visit_part(self: HTML5Translator, node: nodes.Element) -> None:
+    """A part below its label; the answer of a quiz is folded on the web."""
+    label = escape(node["label"])
+    if node["part"] == "why" and folds(self.builder):
+        self.body.append(f'<details class="card-why"><summary>Answer</summary>\n<p class="card-label">{label}</p>\n')
+        self.context.append("</details>\n")
+    else:
+        heading = f'<p class="card-label">{label}</p>\n' if label else ""
+        self.body.append(f'<div class="card-{node["part"]}">\n{heading}')
+        self.context.append("</div>\n")
+
+
+def visit_options(self: HTML5Translator, node: nodes.Element) -> None:
+    """A lettered list; on the web a verdict follows that the style sheet shows when an input is chosen."""
+    self.body.append('<ol class="quiz-options" type="A">\n')
+    verdict = (
+        '<p class="quiz-verdict" role="status"><span class="quiz-yes">Right.</span>'
+        '<span class="quiz-no">Not so; try again, or open the answer.</span></p>\n'
+    )
+    self.context.append("</ol>\n" + (verdict if folds(self.builder) else ""))
+
+
+def visit_option(self: HTML5Translator, node: nodes.Element) -> None:
+    """An input and its label on the web, a plain item elsewhere."""
+    if folds(self.builder):
+        box = "checkbox" if node["several"] else "radio"
+        right = "quiz-right" if node["right"] else "quiz-wrong"
+        self.body.append(f'<li><label class="{right}"><input type="{box}" name="{node["group"]}"> <span>')
+        self.context.append("</span></label></li>\n")
+    else:
+        self.body.append("<li>")
+        self.context.append("</li>\n")
+
+
+def add_nodes(app: Sphinx) -> None:
+    """Register the nodes of this file."""
+    app.add_node(card, html=(visit_card, depart_by_context))
+    app.add_node(card_question, html=(visit_question, depart_by_context))
+    app.add_node(card_part, html=(visit_part, depart_by_context))
+    app.add_node(quiz_options, html=(visit_options, depart_by_context))
+    app.add_node(quiz_option, html=(visit_option, depart_by_context))
