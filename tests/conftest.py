@@ -1,50 +1,10 @@
-"""What all tests share: the tools that may be missing, and the built forms of the book."""
+"""The built forms of the book, each brought up to date once for all tests that read it."""
 
-import os
-import shutil
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-
-
-def need(tool: str, package: str) -> str:
-    """The path of a system tool; without it the test is skipped, or fails where nothing may be skipped."""
-    path = shutil.which(tool)
-    if path is None:
-        missing(f"{tool} is not installed (Debian package: {package})")
-    return path
-
-
-def missing(what: str) -> None:
-    """Skip the test, or fail it where REQUIRE_ALL is set."""
-    if os.environ.get("REQUIRE_ALL"):
-        pytest.fail(f"{what}, and REQUIRE_ALL is set")
-    pytest.skip(what)
-
-
-def make(target: str) -> None:
-    """Bring one form of the book up to date, as a user would."""
-    command = ["make", target]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as process:
-        try:
-            said, _ = process.communicate(timeout=1800)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # make, Sphinx and the ranks' fork server
-            raise
-    assert process.returncode == 0, f"make {target} failed:\n{said[-4000:]}"
-
-
-def _need_pango() -> None:
-    import ctypes.util
-
-    if ctypes.util.find_library("pango-1.0") is None:
-        missing("Pango is not installed (Debian package: libpango-1.0-0)")
+from tools import ROOT, make, need_pango
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +17,7 @@ def html() -> Path:
 @pytest.fixture(scope="session")
 def pdf() -> Path:
     """The folder of the built PDFs."""
-    _need_pango()
+    need_pango()
     make("pdf")
     return ROOT / "_build" / "pdf"
 
@@ -72,6 +32,6 @@ def epub() -> Path:
 @pytest.fixture(scope="session")
 def slides() -> Path:
     """The folder of the built decks."""
-    _need_pango()
+    need_pango()
     make("slides")
     return ROOT / "_build" / "slides"

@@ -30,7 +30,7 @@ class EditionManifest(SphinxDirective):
         for lab in all_labs().values():
             self.env.note_dependency(str(lab.evidence_file))
             shown = lab_evidence(lab)
-            source = "executed in this build" if shown["edition"] == "here" else f"edition {shown['edition']}"
+            source = "executed here" if shown["edition"] == "here" else f"edition {shown['edition']}"
             ranks = ", ".join(str(n) for n in sorted({launch["ranks"] for launch in shown["launches"]})) or "none"
             note = "; stale: the script changed since" if shown["stale"] else ""
             rows.append([self._link(lab.docname, lab.id), source + note, ranks, shown["date"][:10]])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pypdf import PdfReader
 
-from conftest import need
+from tools import need
 
 ROOT = Path(__file__).parents[2]
 QUOTES = str.maketrans("“”‘’", "\"\"''")

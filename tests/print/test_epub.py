@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sample_book import Built, book, sample_epub  # noqa: F401  (fixtures)
 
-from conftest import need
+from tools import need
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import print_code
 import print_page
 import print_tree
 import weasy
-from conftest import need
 from problems import Stop
+from tools import need
 
 FLAT = re.compile(r"\s+")
 

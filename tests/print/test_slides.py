@@ -13,7 +13,7 @@ from bs4 import BeautifulSoup
 from playwright.sync_api import sync_playwright
 from pypdf import PdfReader
 
-from conftest import need
+from tools import need
 
 ROOT = Path(__file__).parents[2]
 EXTENSIONS = ROOT / "handbook" / "_ext"

@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
-from conftest import need
+from tools import need
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 PAGES = [
@@ -90,6 +90,12 @@ def test_page_is_accessible(open_page, path, scheme):
         for node in v["nodes"]
     ]
     assert not said, "\n".join(said[:15])
+
+
+@pytest.mark.parametrize("width", [1020, 1280])
+def test_page_fits_between_the_breakpoints_of_the_theme(open_page, width):
+    page = open_page("internals.html", viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("path", PAGES)
