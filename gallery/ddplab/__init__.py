@@ -6,5 +6,5 @@ This file only re-exports, so that a script which imports one name depends on on
 
 from .evidence import record as record
 from .launcher import LaunchError as LaunchError
-from .launcher import device as device
 from .launcher import launch as launch
+from .rank import device as device

@@ -8,6 +8,6 @@ import torch._dynamo
 import torch.distributed
 import torch.nn.parallel  # noqa: F401  (its import is what is wanted)
 
-from .launcher import die_with_parent
+from .rank import die_with_parent
 
 die_with_parent()  # the fork server must not outlive the script, whatever kills that

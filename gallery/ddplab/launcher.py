@@ -8,9 +8,6 @@ Here a fork server imports torch once; each rank is forked from it and receives 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import datetime
-import faulthandler
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -20,19 +17,16 @@ import socket
 import sys
 import tempfile
 import time
-import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 
 from . import evidence
-
-if TYPE_CHECKING:
-    import torch
+from .rank import Job, run_rank, worker_frames
 
 # A rank whose peer died reports its broken connection, often before the parent sees the death itself.
 _CONSEQUENCE = re.compile(r"Connection (closed|reset|refused)|Broken pipe|Socket closed")
@@ -51,20 +45,6 @@ class LaunchError(RuntimeError):
         super().__init__(message)
         self.rank = rank
         self.outputs = outputs
-
-
-@dataclass
-class _Job:
-    """All that a rank is told; it travels to the rank through the fork server."""
-
-    rank: int
-    nproc: int
-    payload: bytes
-    environment: dict[str, str]
-    init: bool
-    timeout_s: float
-    output: str
-    stacks: str
 
 
 @dataclass
@@ -92,7 +72,7 @@ def launch(
     Each rank sees the variables that ``torchrun`` would set, and an initialized process group, so the
     worker can start with ``dist.get_rank()``. With ``init=False`` it finds the variables only.
     What a rank prints is shown as its lane. NCCL is used when every rank can have a GPU of its own
-    (or share one, where the installed NCCL allows that), gloo otherwise; :func:`device` is the rank's device.
+    (or share one, where the installed NCCL allows that), gloo otherwise; :func:`ddplab.device` is the rank's device.
 
     Args:
         worker: any callable; it is sent by value, so it may be defined in the script itself.
@@ -121,7 +101,7 @@ def launch(
             listener.close()  # the worker will bind it itself, as it would under torchrun
         ranks = []
         for rank in range(nproc):
-            job = _Job(
+            job = Job(
                 rank=rank,
                 nproc=nproc,
                 payload=payload,
@@ -141,7 +121,7 @@ def launch(
         for rank_ in ranks:
             rank_.kill()
         outputs = [_CHATTER.sub("", Path(r.job.output).read_text(errors="replace")) for r in ranks]
-        stacks = {r.job.rank: _worker_frames(Path(r.job.stacks).read_text(errors="replace")) for r in hung}
+        stacks = {r.job.rank: worker_frames(Path(r.job.stacks).read_text(errors="replace")) for r in hung}
 
     facts = next((r.facts for r in ranks if r.facts), None)
     if facts is not None:  # some rank reported; a launch that failed is evidence too
@@ -158,15 +138,6 @@ def launch(
     return [r.result for r in ranks]
 
 
-def device() -> torch.device:
-    """Return the device of the calling rank, as its launcher chose it: ``cuda:i`` or ``cpu``."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-
-
 def lanes(outputs: list[str]) -> str:
     """Return what the ranks printed, rank after rank, each line behind its rank: ``rank 0 │ …``."""
     return "".join(f"rank {rank} │ {line}\n" for rank, text in enumerate(outputs) for line in text.splitlines())
@@ -178,7 +149,7 @@ def lanes(outputs: list[str]) -> str:
 class _Rank:
     """One rank as its parent sees it."""
 
-    def __init__(self, job: _Job, listener: socket.socket | None) -> None:
+    def __init__(self, job: Job, listener: socket.socket | None) -> None:
         self.job = job
         self.result: Any = None
         self.facts: dict[str, Any] = {}
@@ -188,7 +159,7 @@ class _Rank:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["ddplab._preload"])
         self.inbox, outbox = context.Pipe(duplex=False)
-        self.process = context.Process(target=_rank_main, args=(job, outbox, listener), daemon=True)
+        self.process = context.Process(target=run_rank, args=(job, outbox, listener), daemon=True)
         with _no_main():
             self.process.start()
         outbox.close()
@@ -303,108 +274,3 @@ def _no_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-# -- the rank's side --------------------------------------------------------------------------------
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere nothing is asked)."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _rank_main(job: _Job, outbox: multiprocessing.connection.Connection, listener: socket.socket | None) -> None:
-    die_with_parent()  # the parent is the fork server, which dies with the script
-    os.setsid()  # so that the rank can be killed with all that it starts
-    output = os.open(job.output, os.O_WRONLY | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    faulthandler.register(signal.SIGUSR1, file=open(job.stacks, "w"), all_threads=False)  # noqa: SIM115
-    os.environ.clear()
-    os.environ.update(job.environment)
-
-    import torch
-    import torch.distributed as dist
-
-    if job.nproc > 1:
-        torch.set_num_threads(1)  # as torchrun does with OMP_NUM_THREADS
-    dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # the fork server read it too early
-    facts = _facts(job.nproc)
-    try:
-        if job.init:
-            _init_process_group(job, listener, facts["backend"])
-        worker, args = cloudpickle.loads(job.payload)
-        report = (True, facts, worker(*args))
-        if dist.is_initialized():
-            dist.barrier()  # without it gloo aborts in some exits: a peer leaves while its sockets are in use
-            dist.destroy_process_group()
-    except BaseException as error:
-        report = (False, facts, (time.monotonic(), _own_traceback(error)))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        message = cloudpickle.dumps(report)
-    except Exception as error:
-        text = f"rank {job.rank} returned a value that cannot be sent to the parent: {error!r}"
-        message = cloudpickle.dumps((False, facts, (time.monotonic(), text)))
-    outbox.send_bytes(message)
-    outbox.close()
-    os._exit(0 if report[0] else 1)  # no destructors: a failed process group would wait for its peers in them
-
-
-def _init_process_group(job: _Job, listener: socket.socket | None, backend: str) -> None:
-    import torch
-    import torch.distributed as dist
-
-    if backend == "nccl":
-        torch.cuda.set_device(device())
-    timeout = datetime.timedelta(seconds=job.timeout_s)
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1",
-        int(os.environ["MASTER_PORT"]),
-        job.nproc,
-        is_master=job.rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach() if listener is not None else None,
-    )
-    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.nproc, timeout=timeout)
-
-
-def _facts(nproc: int) -> dict[str, Any]:
-    """What this rank runs on; the parent keeps it as evidence, and never has to import torch itself."""
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    nccl = torch.cuda.nccl.version() if gpus else None  # type: ignore[no-untyped-call]
-    # From NCCL 2.30 two ranks may share a GPU, behind a switch; earlier releases refuse.
-    shared = gpus == 1 and nproc == 2 and nccl is not None and nccl >= (2, 30)
-    if shared:
-        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-    return {
-        "backend": "nccl" if gpus >= nproc or shared else "gloo",
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if gpus else None,
-        "nccl": ".".join(map(str, nccl)) if nccl else None,
-        "gpu": torch.cuda.get_device_name(0) if gpus else None,
-        "gpus": gpus,
-    }
-
-
-def _worker_frames(stack: str) -> str:
-    """What faulthandler wrote, without the frames that led to the worker."""
-    lines = stack.strip().splitlines()
-    end = next((i for i, line in enumerate(lines) if f'"{__file__}"' in line and "_rank_main" in line), len(lines))
-    return "\n".join(lines[:end])
-
-
-def _own_traceback(error: BaseException) -> str:
-    """The traceback without the frames of this file, which say nothing about the worker."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()

@@ -10,11 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 def main() -> dist.Work:
     """Take one step on this rank's share of the data and say what became of the model."""
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")  # reads what torchrun has set
+    # Rank, world size and where to meet come from the variables that torchrun has set.
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
-    torch.manual_seed(rank)  # every rank starts from other weights: the constructor makes them equal
+    torch.manual_seed(rank)  # other weights on every rank: the constructor makes them equal
     model = DistributedDataParallel(torch.nn.Linear(4, 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
