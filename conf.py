@@ -59,8 +59,8 @@ suppress_warnings = ["config.cache"]  # sphinx-gallery's configuration holds fun
 
 labs_default_edition = "cpu-gloo"
 sphinx_gallery_conf = {
-    "examples_dirs": ["../gallery/internals"],
-    "gallery_dirs": ["labs/internals"],
+    "examples_dirs": ["../gallery/idea", "../gallery/internals"],
+    "gallery_dirs": ["labs/idea", "labs/internals"],
     "filename_pattern": r"/plot_",
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("labs.svg_scraper",),

@@ -13,7 +13,9 @@ def main() -> dist.Work:
     # Rank, world size and where to meet come from the variables that torchrun has set.
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = (
+        torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    )
 
     torch.manual_seed(rank)  # other weights on every rank: the constructor makes them equal
     model = DistributedDataParallel(torch.nn.Linear(4, 1).to(device))
@@ -25,7 +27,9 @@ def main() -> dist.Work:
     optimizer.step()
 
     weights = sum(p.sum().item() for p in model.parameters())
-    said = f"rank {rank}: loss {loss.item():.4f}, sum of weights after the step {weights:+.6f}\n"
+    said = (
+        f"rank {rank}: loss {loss.item():.4f}, sum of weights after the step {weights:+.6f}\n"
+    )
     sys.stdout.write(said)  # in one piece; print() writes the end of the line by itself
     sys.stdout.flush()
     last = dist.barrier(async_op=True)  # leave together

@@ -54,7 +54,7 @@ def code_lines(script: Path) -> list[str]:
 
 def test_every_line_of_every_lab_is_printed(printed, texts):
     everything = printed + flat("".join(texts))
-    for script in sorted(ROOT.glob("gallery/internals/plot_*.py")):
+    for script in sorted(ROOT.glob("gallery/*/plot_*.py")):
         missing = [line for line in code_lines(script) if flat(line) not in everything]
         assert not missing, f"{script.name}: {missing[:3]}"
 

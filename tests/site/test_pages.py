@@ -15,6 +15,7 @@ from tools import need
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 PAGES = [
     "index.html",
+    "idea.html",
     "internals.html",
     "claims.html",
     "edition.html",
@@ -22,6 +23,7 @@ PAGES = [
     "labs/internals/index.html",
     "labs/internals/plot_03_ring_allreduce.html",
     "labs/internals/plot_05_bucket_xray.html",
+    "labs/idea/plot_02_mean_of_means.html",
 ]
 # Found in the theme, not in the book; each with its reason.
 THEME = {
@@ -147,7 +149,7 @@ def test_figures_follow_dark_mode(open_page):
 
 
 def test_every_lab_page_has_its_stamp(html):
-    for path in (html / "labs" / "internals").glob("plot_*.html"):
+    for path in (html / "labs").glob("*/plot_*.html"):
         assert 'class="stamp' in path.read_text(), path.name
 
 

@@ -1,0 +1,146 @@
+"""
+The mean of means
+=================
+
+When is data-parallel training the same as training with one big batch?
+DDP averages the gradients that ranks compute on their shards; this lab compares that mean with the
+gradient of the whole batch, computed in one process with the same weights.
+It serves :ref:`idea-equality`.
+"""
+
+# %%
+# Each case changes one thing in the first, or mends such a change.
+# All run in float64 and in float32: an error of rounding shrinks with the precision, a real difference stays.
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import device, launch, record
+from ddplab.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
+
+RANKS = 4
+EQUAL, UNEQUAL = [12] * RANKS, [24, 12, 8, 4]  # samples per rank
+CASES = {  # layer, training, reduction of the loss, shards, what each rank's loss is scaled by
+    "mean loss, equal shards": (nn.Identity(), True, "mean", EQUAL, None),
+    "sum loss": (nn.Identity(), True, "sum", EQUAL, None),
+    "sum loss × world size": (nn.Identity(), True, "sum", EQUAL, "world size"),
+    "unequal shards": (nn.Identity(), True, "mean", UNEQUAL, None),
+    "unequal shards, weighted": (nn.Identity(), True, "mean", UNEQUAL, "share"),
+    "BatchNorm, training": (nn.BatchNorm1d(16), True, "mean", EQUAL, None),
+    "BatchNorm, eval": (nn.BatchNorm1d(16), False, "mean", EQUAL, None),
+    "dropout, masks drawn anew": (nn.Dropout(0.5), True, "mean", EQUAL, None),
+    "dropout, the ranks' masks": (nn.Dropout(0.5), True, "mean", EQUAL, "masks"),
+}
+
+
+def gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def compare(dtype, layer, training, reduction, sizes, scale):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), copy.deepcopy(layer), nn.Tanh(), nn.Linear(16, 1))
+    net.train(training).to(device(), dtype)
+    x = torch.randn(sum(sizes), 8).to(device(), dtype)
+    y = x.sum(dim=1, keepdim=True) + 1
+    whole, ddp = copy.deepcopy(net), DistributedDataParallel(net)
+    torch.manual_seed(rank + 1)  # each rank draws masks of its own
+    if scale == "masks":  # each rank tells its mask, and the single process uses all of them
+        mine, masks = nn.functional.dropout(torch.ones(sizes[rank], 16), 0.5), [None] * ranks
+        dist.all_gather_object(masks, mine)
+        for model, mask in (net, mine), (whole, torch.cat(masks)):
+            model[1].register_forward_hook(lambda _, x, y, mask=mask: x[0] * mask.to(x[0]))
+
+    nn.functional.mse_loss(whole(x), y, reduction=reduction).backward()
+    my_x, my_y = x.split(sizes)[rank], y.split(sizes)[rank]
+    loss = nn.functional.mse_loss(ddp(my_x), my_y, reduction=reduction)
+    factor = {"world size": ranks, "share": ranks * len(my_x) / len(x)}.get(scale, 1)
+    (factor * loss).backward()
+    mean, big = gradient(ddp), gradient(whole)
+    return ((mean - big).norm() / big.norm()).item(), (big.norm() / mean.norm()).item()
+
+
+def worker(dtype):
+    return {name: compare(dtype, *case) for name, case in CASES.items()}
+
+
+# %%
+# The relative error is the length of the difference, divided by the length of the big batch's gradient.
+
+double, single = (launch(worker, RANKS, dtype)[0] for dtype in (torch.float64, torch.float32))
+eps64, eps32 = torch.finfo(torch.float64).eps, torch.finfo(torch.float32).eps
+print(f"relative error in {'float64':>18} {'float32':>9}")
+for name in CASES:
+    verdict = "another gradient" if double[name][0] > 16 * eps64 else "equal within rounding"
+    print(f"{name:26} {double[name][0]:9.1e} {single[name][0]:9.1e}   {verdict}")
+off = [name for name in CASES if double[name][0] > 16 * eps64]
+assert off == [name for name in CASES if single[name][0] > 16 * eps32]
+expected = "sum loss", "unequal shards", "BatchNorm, training", "dropout, masks drawn anew"
+assert off == list(expected)
+for case, name in zip(off, ("sum", "unequal", "batchnorm", "dropout"), strict=True):
+    record("%", **{f"{name}_off": 100 * double[case][0]})
+record(sum_factor=double["sum loss"][1])
+error64, error32 = (run["mean loss, equal shards"][0] for run in (double, single))
+record("epsilons", equal_float64=error64 / eps64, equal_float32=error32 / eps32)
+
+# %%
+# A dotted line is the epsilon of a precision: the distance from 1 to the next larger number.
+# An error of zero would lie on the left edge; no case has it.
+
+fig, ax = subplots(height_in=3.6)
+describe(fig, "Relative error of the mean of gradients against the big batch, for nine cases")
+for row, name in enumerate(CASES):
+    errors = [max(error, 1e-18) for error, _ in (double[name], single[name])]
+    ax.plot(errors, [row, row], color=FAINT, lw=5, zorder=1)
+    ax.plot(errors[1], row, "s", color=INK, mfc="none", ms=8)
+    ax.plot(errors[0], row, "o", color=ACCENT, ms=5)
+for eps, name, color in (eps64, "float64", ACCENT), (eps32, "float32", INK):
+    ax.axvline(eps, color=MUTED, lw=1, ls=":", zorder=0)
+    ax.text(eps, -0.8, name, color=color, ha="center", va="bottom", weight="bold")
+ax.set(xscale="log", xlim=(1e-18, 10), ylim=(len(CASES) - 0.5, -0.7))
+ax.set_yticks(range(len(CASES)), CASES)
+powers = -18, -15, -12, -9, -6, -3, 0
+labels = ["0", *(f"$10^{{{power}}}$" for power in powers[1:])]
+ax.set_xticks([10.0**power for power in powers], labels)
+ax.set_xticks([], minor=True)
+ax.set_xlabel("relative error (log scale)")
+ax.set_title("Rounding shrinks with the precision; a difference does not", pad=16)
+
+# %%
+# Masks of dropout
+# ----------------
+# Seed all ranks alike, and they drop the same neurons of different samples.
+
+
+def masks(differ):
+    torch.manual_seed(dist.get_rank() if differ else 0)
+    return nn.functional.dropout(torch.ones(256, 16, device=device()), 0.5).bool().cpu()
+
+
+for name, differ in (("equal", False), ("different", True)):
+    first, second = launch(masks, 2, differ)
+    agree = 100 * (first == second).double().mean().item()
+    print(f"{name:9} seeds: the masks of two ranks agree in {agree:5.1f} % of their elements")
+    record("%", **{f"{name}_seeds": agree})
+    assert (agree == 100) != differ
+
+# %%
+# What to notice
+# --------------
+#
+# - A loss that is a mean, over shards of equal size: the mean of the means is the mean of all, within :measured:`mean-of-means.equal_float32:.1f` in float32.
+# - A sum is :measured:`mean-of-means.sum_factor:.0f` times too small, on as many ranks: multiply the loss by the world size.
+# - On unequal shards the samples of the smaller ones count for more; ``world_size × samples here / samples everywhere`` as a weight mends it.
+# - BatchNorm in training mode normalizes with the statistics of the shard, so that the loss itself is another one; nothing that is done to gradients mends it.
+# - Dropout is another draw of the masks, not an error: given the ranks' masks, the single process agrees.
+#
+# What this does not mean
+# -----------------------
+#
+# That a gradient which differs is a wrong one: it is the gradient of another loss.
+# Know which of them you train.
