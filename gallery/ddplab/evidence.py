@@ -50,7 +50,7 @@ def begin(script: Path, path: Path) -> None:
     os.environ[_WHERE] = str(path)
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     fresh = {"key": key(script), "date": started, "machine": machine(), "launches": [], "values": {}}
-    _write(path, fresh)
+    write_json(path, fresh)
 
 
 def end() -> None:
@@ -165,10 +165,11 @@ class _Current:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None and self.path:
-            _write(self.path, self.kept)
+            write_json(self.path, self.kept)
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object whole, or leave the file as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")

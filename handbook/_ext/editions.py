@@ -21,7 +21,7 @@ from sphinx.util import logging
 from sphinx_gallery.utils import get_md5sum
 
 from ddplab import evidence
-from labs import EDITIONS, ROOT, Lab, all_labs, edition_of, kept_evidence, lab_evidence, write_json
+from labs import EDITIONS, ROOT, Lab, all_labs, edition_of, kept_evidence, lab_evidence
 from problems import Stop
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def _seed(lab: Lab, edition: str, key: str) -> bool:
             if path.exists():
                 archive.write(path, path.name)
     lab.md5_file.write_text(get_md5sum(lab.script, "t"))
-    write_json(lab.evidence_file, shown)
+    evidence.write_json(lab.evidence_file, shown)
     return True
 
 

@@ -108,13 +108,6 @@ def read_json(path: Path, *needed: str) -> dict[str, Any]:
     return content
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON object whole, or leave the file as it was."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
 def stamp_page(app: Sphinx, doctree: nodes.document) -> None:
     """Say on each lab page what it ran on, below the title; take out what sphinx-gallery adds for its own sake."""
     lab = next((lab for lab in all_labs().values() if lab.docname == app.env.docname), None)

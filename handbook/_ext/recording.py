@@ -14,7 +14,7 @@ from typing import Any
 from sphinx.application import Sphinx
 
 from ddplab import evidence
-from labs import EDITIONS, ROOT, Lab, all_labs, kept_evidence, lab_evidence, read_json, write_json
+from labs import EDITIONS, ROOT, Lab, all_labs, kept_evidence, lab_evidence, read_json
 
 _RECORDING = "DDPLAB_RECORDING"  # tells the hook around scripts, which sees no application, which edition is recorded
 
@@ -31,7 +31,7 @@ def around_script(gallery_conf: dict[str, Any], name: str, when: str) -> None:
         running.unlink(missing_ok=True)
         return
     shown = {**read_json(running), "edition": "here", "stale": False}
-    write_json(lab.evidence_file, shown)
+    evidence.write_json(lab.evidence_file, shown)
     running.unlink()
     if record := os.environ.get(_RECORDING):
         keep(lab, record)
@@ -49,7 +49,7 @@ def keep(lab: Lab, edition: str) -> None:
         if path != lab.evidence_file:
             shutil.copyfile(path, copy)
     kept = {name: value for name, value in lab_evidence(lab).items() if name not in ("edition", "stale")}
-    write_json(fresh / "evidence.json", kept)
+    evidence.write_json(fresh / "evidence.json", kept)
     if target.exists():
         target.rename(old)
     fresh.rename(target)
@@ -69,7 +69,7 @@ def write_manifest(edition: str) -> None:
             machine = kept["machine"]
     best = max(launches, key=lambda launch: launch["ranks"], default={})
     versions = {name: best.get(name) for name in ("torch", "cuda", "nccl", "gpu", "gpus")}
-    write_json(
+    evidence.write_json(
         EDITIONS / edition / "manifest.json",
         {
             "edition": edition,

@@ -78,10 +78,7 @@ class Results:
             result["key"] = evidence.key(self.root / result["test"].split("::")[0])
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         kept = {"machine": evidence.machine(), "date": date, "torch": torch.__version__, "results": self.results}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        temporary.replace(self.path)
+        evidence.write_json(self.path, kept)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -224,25 +224,23 @@ class Built:
     warnings: str
 
 
-@pytest.fixture(scope="session")
-def sample_pdfs(book: Book) -> Built:
-    out = book.source.parent / "pdf"
-    done = book.build("bookpdf", out)
+def _build(book: Book, builder: str, folder: str) -> Built:
+    out = book.source.parent / folder
+    done = book.build(builder, out)
     assert done.returncode == 0, done.stderr
     return Built(out, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def sample_pdfs(book: Book) -> Built:
+    return _build(book, "bookpdf", "pdf")
 
 
 @pytest.fixture(scope="session")
 def sample_html(book: Book) -> Built:
-    out = book.source.parent / "html"
-    done = book.build("html", out)
-    assert done.returncode == 0, done.stderr
-    return Built(out, done.stderr)
+    return _build(book, "html", "html")
 
 
 @pytest.fixture(scope="session")
 def sample_epub(book: Book) -> Built:
-    out = book.source.parent / "epub"
-    done = book.build("epub", out)
-    assert done.returncode == 0, done.stderr
-    return Built(out, done.stderr)
+    return _build(book, "epub", "epub")
