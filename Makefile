@@ -7,7 +7,7 @@ SPHINX  = $(PY) -m sphinx -c . -d _build/doctrees/$@ -W --keep-going $(if $(EDIT
 DECKS   = $(PY) -m sphinx -d _build/doctrees/$@ -W --keep-going
 READY   = $(if $(findstring $(VENV),$(PY)),$(VENV)/ready)
 
-.PHONY: help html pdf epub slides anki all live edition test check serve clean torture
+.PHONY: help html pdf epub slides anki all live edition test check serve cluster clean torture
 
 help: ## list the habits
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
@@ -54,6 +54,9 @@ check: $(READY) ## ruff, mypy, spelling, prose rules; internal links are checked
 
 serve: $(READY) ## the book on http://localhost:8000, rebuilt as you write
 	$(PY) -m sphinx_autobuild -c . -d _build/doctrees/html --ignore 'handbook/labs/*' --watch gallery handbook _build/html
+
+cluster: $(READY) ## four nodes and a Slurm on this host, until Ctrl-C (Linux; Slurm needs root)
+	$(PY) tests/recipes
 
 torture: $(READY) ## 1,000 launches in a row (about five minutes)
 	LAUNCHES=1000 $(PY) -m pytest tests/kit/test_launch.py -k many_launches

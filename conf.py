@@ -25,6 +25,7 @@ extensions = [
     "editions",
     "sphinx_gallery.gen_gallery",
     "lab_embed",
+    "code_diff",
     "edition_page",
     "lanes",
     "accessible",
@@ -59,8 +60,14 @@ suppress_warnings = ["config.cache"]  # sphinx-gallery's configuration holds fun
 
 labs_default_edition = "cpu-gloo"
 sphinx_gallery_conf = {
-    "examples_dirs": ["../gallery/idea", "../gallery/internals"],
-    "gallery_dirs": ["labs/idea", "labs/internals"],
+    "examples_dirs": [
+        "../gallery/idea",
+        "../gallery/internals",
+        "../gallery/from_scratch",
+        "../gallery/museum",
+        "../gallery/setup",
+    ],
+    "gallery_dirs": ["labs/idea", "labs/internals", "labs/from_scratch", "labs/museum", "labs/setup"],
     "filename_pattern": r"/plot_",
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("labs.svg_scraper",),

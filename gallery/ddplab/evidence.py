@@ -12,6 +12,7 @@ import json
 import math
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,14 @@ def machine() -> dict[str, Any]:
 
 
 def key(script: Path) -> str:
-    """Hash of a script, of every project module that it imports, directly or not, and of the recipes that it names.
+    """Hash of a script, of every project module that it imports, directly or not, and of what it runs by name.
+
+    It runs by name the recipes whose file names, and the exercises whose names, stand in it as strings.
 
     ``from ddplab import launch`` counts as the module that defines ``launch``, not as the whole package.
     """
     digest = hashlib.sha256()
-    for path in sorted({script, *_imported(script)}, key=lambda path: (path != script, path.name)):
+    for path in [script, *sorted(_imported(script) - {script})]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -102,40 +105,53 @@ def _direct_imports(path: Path) -> set[Path]:
         tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     except SyntaxError as error:
         raise ValueError(f"{path}:{error.lineno}: {error.msg}") from error
-    in_kit = path.parent == _KIT
+    package = path.relative_to(_KIT.parent).parts[:-1] if path.is_relative_to(_KIT) else ()
     found: set[Path] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                package, _, module = alias.name.partition(".")
-                if package == "ddplab":
-                    found |= {_module(module)} if module else set(_exports().values())
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".py"):
-            recipe = _KIT.parent / "recipes" / node.value
-            found |= {recipe} if recipe.is_file() else set()
+                if alias.name == "ddplab":
+                    found |= set(_exports().values())
+                elif alias.name.startswith("ddplab."):
+                    found |= _modules(alias.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= _programs(node.value)
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if (node.level and in_kit and not module) or module == "ddplab":
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            origin = ".".join([*start, *filter(None, [node.module])])
+            if origin == "ddplab":
                 found |= {_name(alias.name) for alias in node.names}
-            elif node.level and in_kit:
-                found.add(_module(module))
-            elif module.startswith("ddplab."):
-                found.add(_module(module.removeprefix("ddplab.")))
-    if in_kit and path.stem == "launcher":
-        found.add(_module("_preload"))  # imported by name in the fork server
+            elif origin.startswith("ddplab."):
+                found |= _modules(origin, *(alias.name for alias in node.names))
+    if path == _KIT / "launcher.py":
+        found |= _modules("ddplab._preload")  # imported by name in the fork server
     return found - {path}
 
 
-def _module(name: str) -> Path:
-    return _KIT / f"{name.split('.')[0]}.py"
+def _programs(name: str) -> set[Path]:
+    """The recipe or the exercise of this name; with an exercise goes what grades it."""
+    if not re.fullmatch(r"[\w-]{1,60}(\.\w{1,6})?", name):
+        return set()
+    recipe, exercise = _KIT.parent / "recipes" / name, _KIT.parent / "exercises" / name
+    if recipe.is_file():
+        return {recipe}
+    return {*exercise.glob("*.py"), _KIT / "cli_grade.py"} if exercise.is_dir() else set()
+
+
+def _modules(dotted: str, *names: str) -> set[Path]:
+    """The files of the module ``dotted``; if it is a package, its own and those of the ``names`` that are modules."""
+    base = _KIT.parent.joinpath(*dotted.split("."))
+    if not base.is_dir():
+        return {base.with_suffix(".py")}
+    return {base / "__init__.py"} | {file for name in names if (file := base / f"{name}.py").exists()}
 
 
 def _name(name: str) -> Path:
     """The module that ``from ddplab import name`` needs."""
-    path = _module(name)
     exports = _exports()
     if name in exports:
         return exports[name]
+    (path,) = _modules(f"ddplab.{name}")
     if path.exists():
         return path
     raise ValueError(f"ddplab has no {name!r}; it exports {', '.join(sorted(exports))}")
@@ -144,7 +160,7 @@ def _name(name: str) -> Path:
 def _exports() -> dict[str, Path]:
     tree = ast.parse((_KIT / "__init__.py").read_text(encoding="utf-8"))
     return {
-        alias.asname or alias.name: _module(node.module or "")
+        alias.asname or alias.name: _KIT / f"{node.module}.py"
         for node in tree.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names

@@ -41,7 +41,7 @@ class LaunchError(RuntimeError):
     ``rank`` is the rank that failed first, ``outputs`` what each rank had printed until then.
     """
 
-    def __init__(self, message: str, rank: int, outputs: list[str]) -> None:  # noqa: D107
+    def __init__(self, message: str, rank: int, outputs: list[str]) -> None:
         super().__init__(message)
         self.rank = rank
         self.outputs = outputs
@@ -130,8 +130,9 @@ def launch(
         print(lanes(outputs), end="", flush=True)
     if failures is None:
         where = "".join(f"\n--- rank {rank} hangs here ---\n{text}" for rank, text in stacks.items())
-        names = ", ".join(str(rank) for rank in stacks)
-        raise LaunchError(f"rank {names} of {nproc} still ran after {timeout_s:g} s{where}", min(stacks), outputs)
+        hung_ranks = sorted(stacks) or [r.job.rank for r in ranks if not r.reported]  # those that ended just now
+        names = ", ".join(str(rank) for rank in hung_ranks)
+        raise LaunchError(f"rank {names} of {nproc} still ran after {timeout_s:g} s{where}", hung_ranks[0], outputs)
     if failures:
         first = min(failures, key=_Failure.blame)
         raise LaunchError(f"rank {first.rank} of {nproc} failed first:\n{first.text}", first.rank, outputs)

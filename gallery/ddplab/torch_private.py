@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +42,21 @@ def torch_assign(tensors: Sequence[torch.Tensor], caps_bytes: Sequence[int]) -> 
     assignment = dist._compute_bucket_assignment_by_size(list(tensors), list(caps_bytes))  # type: ignore[attr-defined]
     buckets, _caps = assignment
     return [list(bucket) for bucket in buckets]
+
+
+# -- autograd -----------------------------------------------------------------------------------------
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback`` once, when the backward that now runs has computed everything; only a hook may ask for it.
+
+    An exception of ``callback`` comes out of ``backward()``.
+
+    Private because: autograd's hooks are per tensor and per node; none fires at the end of a backward.
+    torch's own ``fully_shard`` uses the same call.
+    Seen: ``torch.autograd.Variable._execution_engine.queue_callback`` in torch 2.13.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 # -- the flight recorder (what was issued, how large, from which line) ------------------------------

@@ -1,0 +1,73 @@
+"""The command line ``ddplab``: one command per module, found by name.
+
+A command ``name`` is the module ``ddplab.cli_name`` (``-`` becomes ``_``), light to import, with a function
+``add_parser(commands)`` that adds its parser and sets ``run``, a function from the parsed arguments to the exit code.
+Exit codes: 0 all is well, 1 the answer is no, 2 the input cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+COMMANDS = ("grade",)  # in the order in which --help lists them
+
+
+class BadInput(Exception):  # noqa: N818  (it is the input that is wrong)
+    """What the user gave cannot be used; the text is one line that names it and says what to do."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that ``argv`` names and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a sign must not end the program
+    parser = _Parser(
+        prog="ddplab",
+        description="The tools of The DDP Handbook.",
+        epilog="Each command has its own help: ddplab grade --help",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        importlib.import_module(f".cli_{name.replace('-', '_')}", __package__).add_parser(commands)
+    arguments = parser.parse_args(argv)
+
+    before = signal.signal(signal.SIGTERM, _terminated)  # so that a command can clean up behind itself
+    try:
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+    except BadInput as problem:
+        print(f"ddplab: {problem}", file=sys.stderr)
+        if getattr(arguments, "json", False):
+            print_json({"error": str(problem)})
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of the output, such as `head`, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return code
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """Print the one JSON object that ``--json`` promises."""
+    print(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)

@@ -1,0 +1,1 @@
+"""Parity: small training loops that run with two wrappers, and what each of them does."""
