@@ -1,0 +1,85 @@
+"""
+Replicas that start equal
+=========================
+
+Averaged gradients keep equal replicas equal; what makes them equal in the first place?
+Stage 1 of the class refuses replicas that differ, stage 2 makes them equal.
+It serves :ref:`from-scratch-equal-start`.
+"""
+
+# %%
+# Each rank builds the same architecture, from a seed of its own or from one for all, and wraps it.
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddplab import device, launch, record
+from ddplab.gaps import flat_weights, gap
+from ddplab.scratch import broadcast, verify
+
+
+def build(own_seed):
+    torch.manual_seed(dist.get_rank() if own_seed else 0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device())
+
+
+# %%
+# Stage 1: verify
+# ---------------
+# Three ranks, three seeds.
+# Each rank sees everybody's parameters, so all of them stop, and each can say which one is wrong and where.
+
+
+def accepted(own_seed):
+    try:
+        verify.DDP(build(own_seed))
+    except ValueError as error:
+        print(error)
+        return False
+    return True
+
+
+assert launch(accepted, 3, True) == [False] * 3
+
+# %%
+# With one seed for all, the same class has nothing to say.
+
+equal_seeds = launch(accepted, 3, False)
+print(f"equal seeds: {sum(equal_seeds)} of {len(equal_seeds)} ranks accepted the model")
+assert all(equal_seeds)
+
+# %%
+# Stage 2: broadcast
+# ------------------
+# Nobody has to seed with care any more: rank 0's weights win.
+
+
+def before_and_after():
+    model = build(own_seed=True)
+    return flat_weights(model), flat_weights(broadcast.DDP(model))
+
+
+before, after = zip(*launch(before_and_after, 3), strict=True)
+print("three seeds       gap between ranks")
+print(f"before wrapping   {gap(before):.4f}")
+print(f"after wrapping    {gap(after):g}")
+print(f"rank 2 now has rank 0's weights: {torch.equal(after[2], before[0])}")
+assert gap(before) > 0
+assert gap(after) == 0
+assert torch.equal(after[2], before[0])
+record(before=gap(before), after=gap(after))
+
+# %%
+# What to notice
+# --------------
+#
+# - Every rank raises, with the same text: a check that stops one rank leaves its peers waiting for it in their next collective.
+# - After stage 2 the gap is :measured:`start-equal.after`, down from :measured:`start-equal.before:.2f`.
+#   What all ranks hold is rank 0's initialization, not a mean of three.
+#
+# What this does not mean
+# -----------------------
+#
+# That there is nothing left to verify once you broadcast.
+# A broadcast needs tensors of equal shape on all ranks and does not ask; the class at the end of the chapter verifies names, shapes and types, and copies the values.

@@ -1,0 +1,159 @@
+"""
+Hooks and overlap
+=================
+
+Does the network have to wait for the last gradient?
+Stage 6 of the class launches a bucket from a hook, as soon as its last gradient is there; this lab stamps what happens when.
+It serves :ref:`from-scratch-overlap`.
+"""
+
+# %%
+# Three stamps, on the host's clock: *ready* from a hook of ours on each parameter, set before the class sets its own; *launched* and *done* from an ``all_reduce`` that notes them.
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddplab import device, launch, record
+from ddplab.gaps import flat_gradients, gap
+from ddplab.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.scratch import flat, overlap
+
+LAYERS, WIDTH, BATCH, STEPS = 6, 1024, 384, 5  # six gradients of 4 MiB each
+
+
+def stamped(all_reduce, stamps):
+    def send(tensor, async_op=False):
+        stamps["launched"].append(time.perf_counter())
+        work = all_reduce(tensor, async_op=True)
+        stamps["done"].append(work.get_future().then(lambda _: time.perf_counter()))
+        if not async_op:
+            work.wait()
+        return work
+
+    return send
+
+
+def worker(stage):
+    torch.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+    net, stamps, steps = nn.Sequential(*layers).to(device()), {}, []
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(
+            lambda _: stamps["ready"].append(time.perf_counter())
+        )
+    model = overlap.DDP(net, bucket_cap_mb=4) if stage == "overlap" else flat.DDP(net)
+    dist.all_reduce = stamped(dist.all_reduce, stamps)
+    x = torch.randn(BATCH, WIDTH).to(device())
+    for _ in range(STEPS):
+        stamps |= {"ready": [], "launched": [], "done": []}
+        loss = model(x).square().mean()
+        dist.barrier()
+        start = time.perf_counter()
+        loss.backward()
+        if stage == "flat":
+            model.sync_gradients()
+        end = 1e3 * (time.perf_counter() - start)
+        stamps["done"] = [future.wait() for future in stamps["done"]]
+        ms = {what: [1e3 * (at - start) for at in stamps[what]] for what in stamps}
+        steps.append({**ms, "end": end})
+        model.zero_grad()
+    return sorted(steps[1:], key=lambda step: step["end"])[len(steps) // 2 - 1]
+
+
+seen = {stage: launch(worker, 2, stage)[0] for stage in ("flat", "overlap")}
+
+# %%
+# The step of median length on rank 0, without the first one.
+
+print("rank 0    all-reduces   first launch   last gradient   all averaged   exposed")
+for stage, step in seen.items():
+    first, last, end = step["launched"][0], step["ready"][-1], step["end"]
+    times = f"{first:12.1f} ms{last:13.1f} ms{end:12.1f} ms{end - last:7.1f} ms"
+    print(f"{stage:8}{len(step['launched']):13}{times}")
+    record("ms", **{f"{stage}_first_launch": first, f"{stage}_last_gradient": last})
+    record("ms", **{f"{stage}_averaged": end, f"{stage}_exposed": end - last})
+assert seen["flat"]["launched"][0] > seen["flat"]["ready"][-1]
+assert seen["overlap"]["launched"][0] < seen["overlap"]["ready"][1]
+assert all(
+    a < b for a, b in zip(seen["overlap"]["ready"], seen["overlap"]["launched"], strict=True)
+)
+
+# %%
+# Each row is a gradient, in the order in which they became ready.
+
+fig, axes = subplots(2, 1, height_in=3.9, sharex=True)
+describe(
+    fig,
+    "When gradients are ready and messages travel on rank 0, in stage flat and in stage overlap",
+)
+titles = {
+    "flat": "flat: one message, when backward is over",
+    "overlap": "overlap: a bucket leaves when it is full",
+}
+for ax, (stage, step) in zip(axes, seen.items(), strict=True):
+    ax.plot(step["ready"], range(LAYERS), "o", ms=5, color=INK, zorder=3)
+    rows = LAYERS / len(step["launched"])  # gradients per message
+    for bucket, (start, done) in enumerate(zip(step["launched"], step["done"], strict=True)):
+        y = (bucket + 0.5) * rows - 0.5
+        ax.barh(y, done - start, rows - 0.4, start, color=RANK_COLORS[0], alpha=0.7)
+    ax.axvline(step["ready"][-1], color=MUTED, lw=1, ls=":")
+    ax.axvline(step["end"], color=ACCENT, lw=1.4, ls="--")
+    ax.set(ylabel="gradient, as ready", ylim=(LAYERS - 0.4, -0.6), yticks=range(LAYERS))
+    ax.set_title(titles[stage])
+axes[1].set(xlabel="time since backward began (ms)", xlim=(0, None))
+key = "dot: gradient ready · bar: its message travels · dotted: last gradient · dashed: all averaged"
+fig.supxlabel(key, fontsize=9.5)
+
+# %%
+# A gap in this stage
+# -------------------
+# A bucket is launched when its last gradient arrives, and the end of backward waits for every bucket.
+# What if one gradient never comes?
+# Here the head is left out: once from the first step on, once after a complete step.
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x, heads):
+        return sum(getattr(self, head)(self.trunk(x)) for head in heads)
+
+
+def leave_out_b(steps):
+    model = overlap.DDP(TwoHeads().to(device()))
+    x = torch.full((2, 4), 1.0 + dist.get_rank()).to(device())
+    for heads in steps:
+        model.zero_grad()
+        try:
+            model(x, heads).mean().backward()
+        except AttributeError as error:
+            return str(error), flat_gradients(model)
+    return "no error", flat_gradients(model)
+
+
+for name, steps in (("never used", ["a"]), ("used, then left out", ["ab", "a"])):
+    (said, first), (_, second) = launch(leave_out_b, 2, steps)
+    print(f"head b {name}: {said}; gap between ranks {gap([first, second]):.2f}")
+    assert (said == "no error") == (len(steps) == 2)
+    assert gap([first, second]) > 0
+record(silent_gap=gap([first, second]))
+
+# %%
+# What to notice
+# --------------
+#
+# - *flat* can launch only behind the last gradient, after :measured:`hooks-and-overlap.flat_first_launch:.0f`, so all of its communication is exposed.
+# - *overlap* launches its first bucket after :measured:`hooks-and-overlap.overlap_first_launch:.0f`, long before the last gradient, which comes after :measured:`hooks-and-overlap.overlap_last_gradient:.0f`; what is exposed then is what the link still owes of the last buckets.
+# - A gradient that never comes is an obscure error if its bucket never left, and no error at all if it once did: the old message counts as the new one, and the ranks are :measured:`hooks-and-overlap.silent_gap:.2f` apart.
+#   Stage 8 closes this gap.
+#
+# What this does not mean
+# -----------------------
+#
+# That overlap makes the sum of the work smaller.
+# On CPU ranks the transfer needs the cores that compute, so the last gradient may come later than without it.

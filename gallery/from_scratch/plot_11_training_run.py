@@ -1,0 +1,200 @@
+"""
+One training run, line by line
+==============================
+
+You have written the training loop many times: which of its lines talk to other ranks, and which take the time?
+A small transformer trains on two ranks, every line of its step has a name, and a profiler notes when each begins and ends.
+It serves :ref:`from-scratch-training-run`.
+"""
+
+# %%
+# ``record_function`` puts a name into the profile for as long as its block runs.
+# On a GPU a line only queues work, so this lab waits for the device at the end of each; a run of yours should not.
+
+import statistics
+import time
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile, record_function, schedule
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from ddplab import device, launch, record
+from ddplab.plotting import FAINT, INK, RANK_COLORS, describe, subplots
+
+RANKS, BATCH, TOKENS, WORDS, WIDTH = 2, 16, 32, 64, 128
+WAIT, WARMUP, ACTIVE = 2, 1, 5  # steps that the profiler ignores, tries out on, and keeps
+LINES = ["data", "to device", "zero_grad", "forward", "backward", "clip", "step", "log"]
+SENDS = {"c10d::broadcast_": "broadcast", "c10d::allreduce_": "all_reduce"}  # call: collective
+
+
+@contextmanager
+def line(name):
+    with record_function(name):
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+# %%
+# The run
+# -------
+# The model reads word numbers and predicts, at each place, the next one.
+# The data follow a rule that can be learned: word :math:`w` is followed by :math:`5w + 7`, modulo the number of words.
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0, batch_first=True)
+        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(TOKENS))
+
+    def forward(self, words):
+        return self.head(self.layers(self.embed(words), mask=self.mask, is_causal=True))
+
+
+def shard_of_this_rank():
+    words = [torch.randint(WORDS, ((WAIT + WARMUP + ACTIVE) * BATCH * RANKS,))]
+    for _ in range(TOKENS):
+        words.append((5 * words[-1] + 7) % WORDS)
+    data = TensorDataset(torch.stack(words, dim=1))
+    return DataLoader(data, BATCH, sampler=DistributedSampler(data))
+
+
+def train(after_step):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Transformer().to(device()), bucket_cap_mb=0.5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    batches, losses = iter(shard_of_this_rank()), []
+    for _ in range(WAIT + WARMUP + ACTIVE):
+        with line("data"):
+            (words,) = next(batches)
+        with line("to device"):
+            words = words.to(device())
+        with line("zero_grad"):
+            optimizer.zero_grad()
+        with line("forward"):
+            scores = model(words[:, :-1])
+            loss = nn.functional.cross_entropy(scores.flatten(0, 1), words[:, 1:].flatten())
+        with line("backward"):
+            loss.backward()
+        with line("clip"):
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        with line("step"):
+            optimizer.step()
+        with line("log"):
+            losses.append(loss.item())
+        after_step()
+    return losses
+
+
+# %%
+# The profiler leaves out the first two steps, because DDP builds its buckets anew in the second.
+# It counts from a zero of its own on each rank; a stamp of the machine's clock puts both ranks on one axis.
+
+
+def worker():
+    spans, clock = {}, []
+
+    def after_step():
+        with record_function("clock"):
+            clock.append(time.perf_counter())
+        profiler.step()
+
+    def keep(recorded):
+        for event in recorded.events():
+            name = event.name.removeprefix(f"{dist.get_backend()}:")  # gloo:all_reduce
+            spans.setdefault(name, []).append((event.time_range.start, event.time_range.end))
+
+    steps = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE)
+    with profile(schedule=steps, on_trace_ready=keep) as profiler:
+        losses = train(after_step)
+    zero = clock[-1] * 1e6 - max(spans["clock"])[0]
+
+    def in_ms(name):
+        return [
+            ((zero + start) / 1e3, (zero + end) / 1e3) for start, end in sorted(spans[name])
+        ]
+
+    return losses, {name: in_ms(name) for name in (*LINES, *SENDS, *SENDS.values())}
+
+
+ranks = launch(worker, RANKS, quiet=True)
+
+# %%
+# Where the time goes, and where the ranks talk
+# ---------------------------------------------
+# A collective leaves two entries: the call that launches it, and the time until it is done.
+# The call lies in the line that made it.
+
+
+def inside(spans, start, end):
+    return [span for span in spans if start <= span[0] < end]
+
+
+losses, spans = ranks[0]
+took = {name: statistics.median(end - start for start, end in spans[name]) for name in LINES}
+shares = {name: 100 * ms / sum(took.values()) for name, ms in took.items()}
+print("rank 0             ms    share   broadcasts  all-reduces launched")
+for name in LINES:
+    sent = [
+        sum(len(inside(spans[call], *at)) for at in spans[name]) / ACTIVE for call in SENDS
+    ]
+    counts = "".join(f"{count:13.0f}" if count else f"{'–':>13}" for count in sent)
+    print(f"{name:14} {took[name]:6.2f} {shares[name]:7.1f}%{counts}")
+print(f"\nloss of rank 0: {losses[0]:.2f} in the first step, {losses[-1]:.2f} in the last")
+
+for _, spans in ranks:
+    for call, returned in spans["c10d::allreduce_"]:
+        assert any(start < call and returned < end for start, end in spans["backward"])
+record("%", **{f"share_{name}": shares[name] for name in ("forward", "backward", "step")})
+record(allreduces=len(spans["c10d::allreduce_"]) // ACTIVE)
+
+# %%
+# The step of median length as it ran: the lines of the loop, and below them the collectives.
+
+whole = [log[1] - data[0] for data, log in zip(spans["data"], spans["log"], strict=True)]
+step = sorted(range(ACTIVE), key=whole.__getitem__)[ACTIVE // 2]
+begin = min(spans["data"][step][0] for _, spans in ranks)
+
+fig, ax = subplots(height_in=4.8)
+describe(fig, "One training step on two ranks, line by line, with its collectives below")
+for rank, (_, spans) in enumerate(ranks):
+    rows = [spans[name][step] for name in LINES]
+    sent = sorted(span for collective in SENDS.values() for span in spans[collective])
+    rows += inside(sent, rows[0][0], rows[-1][1])
+    look = {"color": RANK_COLORS[rank], "hatch": "////" * rank, "ec": INK, "lw": 0.6}
+    for row, (start, end) in enumerate(rows):
+        ax.barh(row + 0.4 * rank - 0.2, end - start, 0.4, start - begin, **look)
+    ax.axvspan(rows[4][0] - begin, rows[4][1] - begin, color=FAINT, alpha=0.5, zorder=0)
+    ax.text(rows[3 + rank][1] - begin, 2.8 + 1.4 * rank, f" rank {rank}", va="center")
+reduces = [f"all-reduce {i}" for i in range(1, len(rows) - len(LINES))]
+ax.set_yticks(range(len(rows)), [*LINES, "broadcast", *reduces])
+ax.invert_yaxis()
+ax.axhline(len(LINES) - 0.5, color=INK, lw=1)
+ax.tick_params("y", length=0, labelsize=11)
+ax.set_xlabel("time since the step began (ms) · shaded: backward", fontsize=11)
+ax.set_title("All-reduces begin inside backward, and no line after it has one")
+
+# %%
+# What to notice
+# --------------
+#
+# - All :measured:`training-run.allreduces` all-reduces begin inside ``backward()``, which takes :measured:`training-run.share_backward:.0f` of this step.
+#   Zeroing, clipping, stepping and logging tell the other rank nothing.
+# - The forward launches a broadcast that nobody wrote.
+#   The causal mask is a *buffer* of the model, and DDP sends rank 0's buffers before each forward, whether they changed or not.
+# - ``clip`` and ``step`` follow the all-reduces, so both ranks clip the same gradient and take the same step.
+# - A bar below the line holds waiting too: an all-reduce is done on no rank before the slower one has launched it.
+#   It may end a moment late, because gloo's thread hands the result over before it notes the end.
+#
+# What this does not mean
+# -----------------------
+#
+# That your step divides like this one: the shares belong to this model and this machine.
+# Nor that ``data`` is free: here the samples lie in memory and need no decoding.

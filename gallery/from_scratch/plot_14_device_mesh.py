@@ -1,0 +1,154 @@
+"""
+A device mesh that you ask by name
+==================================
+
+Once ranks play two parts (which replica, which place in it), who keeps the numbers apart?
+A mesh does: it arranges the ranks along named axes, and each axis has a process group.
+This lab asks a small cached mesh, ``ddplab.mesh``, and shows what goes wrong without it.
+It serves :ref:`from-scratch-mesh`.
+"""
+
+# %%
+# Ask by name
+# -----------
+# One axis first, then two.
+# Every rank adds ten to the power of its number: a sum then has a 1 in the place of each rank that is in it, rank 0's at the right.
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import device, launch, record
+from ddplab.mesh import named_mesh
+
+RANKS = 4
+
+
+def who_is_in(group):
+    total = torch.tensor([10 ** dist.get_rank()]).to(device())
+    dist.all_reduce(total, group=group)
+    return f"{total.item():04}"
+
+
+def places(axes):
+    mesh = named_mesh(**axes)
+    return [
+        f"{axis} {mesh.rank(axis)} of {mesh.size(axis)}: "
+        f"ranks {dist.get_process_group_ranks(mesh.group(axis))}, sum {who_is_in(mesh.group(axis))}"
+        for axis in axes
+    ]
+
+
+for axes in ({"data": 4}, {"replica": 2, "data": 2}):
+    for rank, answers in enumerate(launch(places, RANKS, axes)):
+        print(f"rank {rank}   {'   '.join(answers)}")
+
+# %%
+# DDP over one axis
+# -----------------
+# DDP averages over the group that it is given.
+# It also takes a one-dimensional slice of torch's own mesh, ``device_mesh=``.
+# The gradient of each rank here is its number.
+
+
+def average(option):
+    mesh = named_mesh(replica=2, data=2)
+    options = {
+        "process_group=": {"process_group": mesh.group("data")},
+        "device_mesh=": {"device_mesh": mesh.torch_mesh["data"]},
+    }
+    linear = nn.Linear(1, 1, bias=False).to(device())
+    ddp = DistributedDataParallel(linear, **options.get(option, {}))
+    ddp(torch.tensor([[float(dist.get_rank())]]).to(device())).sum().backward()
+    return linear.weight.grad.item()
+
+
+print("gradient on rank     0     1     2     3")
+for option in ("no option", "process_group=", "device_mesh="):
+    averages = launch(average, RANKS, option)
+    print(f"{option:15}", *(f"{value:5.2f}" for value in averages))
+    assert averages == ([1.5] * 4 if option == "no option" else [0.5, 0.5, 2.5, 2.5])
+
+# %%
+# Why the mesh is kept
+# --------------------
+# ``init_device_mesh`` makes new groups whenever it is called, each with sockets of its own, and nothing frees them before the end.
+
+TIMES = 20
+
+
+def ask_again(cached):
+    def resources():
+        return [len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")]
+
+    before, begin_s = resources(), time.perf_counter()
+    for _ in range(TIMES):
+        if cached:
+            group = named_mesh(replica=2, data=2).group("data")
+        else:
+            mesh = init_device_mesh(device().type, (2, 2), mesh_dim_names=("replica", "data"))
+            group = mesh.get_group("data")
+    took_ms = 1e3 * (time.perf_counter() - begin_s)
+    new = [now - then for now, then in zip(resources(), before, strict=True)]
+    return took_ms, new, group.group_name
+
+
+print(
+    f"rank 0 asked {TIMES} times    ms   new files and sockets   new threads   last group's name"
+)
+for cached in (False, True):
+    took_ms, (files, threads), name = launch(ask_again, RANKS, cached)[0]
+    how = "named_mesh" if cached else "init_device_mesh"
+    print(f"{how:21} {took_ms:6.0f} {files:23} {threads:13} {name:>19}")
+    record(**{f"{how}_files": files, f"{how}_threads": threads})
+
+# %%
+# Why every rank must ask
+# -----------------------
+# ``new_group`` wants every rank to make every group, in the same order.
+# A group's members find each other under its number, and each rank counts the groups that *it* made.
+# In the first row each pair makes its own group only, and ranks 1 and 2 are so late that the lab leaves them out.
+
+
+def pair_up(how):
+    rank, pairs = dist.get_rank(), ([0, 1], [2, 3])
+    mine = pairs[rank // 2]
+    if how == "every rank makes both":
+        group = [dist.new_group(pair) for pair in pairs][rank // 2]
+    elif how == "use_local_synchronization":
+        group = dist.new_group(mine, use_local_synchronization=True)
+    elif rank in (0, 3):
+        group = dist.new_group(mine)
+    else:
+        return "(late)"
+    return f"{dist.get_process_group_ranks(group)} {who_is_in(group)}"
+
+
+print(f"{'group and sum on rank':27}{'0':13}{'1':13}{'2':13}{'3':13}".rstrip())
+for how in ("only its members make it", "every rank makes both", "use_local_synchronization"):
+    found = launch(pair_up, RANKS, how)
+    print(f"{how:27}{''.join(f'{text:13}' for text in found)}".rstrip())
+    right = ["[0, 1] 0011"] * 2 + ["[2, 3] 1100"] * 2
+    crossed = ["[0, 1] 1001", "(late)", "(late)", "[2, 3] 1001"]
+    assert found == (crossed if how == "only its members make it" else right)
+
+# %%
+# What to notice
+# --------------
+#
+# - The same call, ``mesh.group("data")``, gives ranks of different rows different groups; no rank computes who its peers are.
+# - With a group, DDP averages within it: the two pairs have gradients of their own, and will have weights of their own.
+#   That is right only where something else keeps the replicas equal, or where they are meant to be different models.
+# - Twenty meshes took :measured:`device-mesh.init_device_mesh_files` files and sockets and :measured:`device-mesh.init_device_mesh_threads` threads on rank 0; the kept one took :measured:`device-mesh.named_mesh_files` and :measured:`device-mesh.named_mesh_threads`.
+# - Groups that only their members make raise no error: rank 0 holds a group of ranks 0 and 1, and adds numbers with rank 3.
+#   If all four arrive at once it is a race, with that result, a hang, or by luck the right one.
+#
+# What this does not mean
+# -----------------------
+#
+# That plain DDP needs a mesh: over all ranks of a job, the default group is enough.

@@ -1,0 +1,93 @@
+"""
+The optimizer step taken for the sync
+=====================================
+
+One can read that ranks synchronize in ``optimizer.step()``.
+Whoever believes it accumulates *all* micro-batches under ``no_sync`` and lets the step do the rest.
+It serves :ref:`museum`.
+"""
+
+# %%
+# In the right version the last micro-batch leaves ``no_sync``: its backward reduces the sum of all.
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import device, launch, record
+from ddplab.gaps import flat_weights, gap
+from ddplab.torch_private import flight_records
+
+STEPS, MICRO = 40, 4
+
+
+def loss_of(model, batch):
+    x, y = batch
+    return nn.functional.mse_loss(model(x), y) / MICRO
+
+
+def wrong(model, optimizer, batches):
+    with model.no_sync():
+        for batch in batches:
+            loss_of(model, batch).backward()
+    optimizer.step()  # "synchronizes"
+
+
+def right(model, optimizer, batches):
+    with model.no_sync():
+        for batch in batches[:-1]:
+            loss_of(model, batch).backward()
+    loss_of(model, batches[-1]).backward()  # synchronizes
+    optimizer.step()
+
+
+def train(one_step):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = DDP(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    x = torch.randn(ranks, MICRO, 4, 4).to(device())
+    y = x.sum(dim=-1, keepdim=True).sin()
+    batches, weights = list(zip(x[rank], y[rank], strict=True)), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        one_step(model, optimizer, batches)
+        weights.append(flat_weights(model))
+    issued = sum(entry.operation == "all_reduce" for entry in flight_records()) // STEPS
+    with torch.no_grad():  # the loss that this rank logs, and the loss on everybody's data
+        own, every = (nn.functional.mse_loss(model.module(x[at]), y[at]) for at in (rank, ...))
+    return weights, issued, own.item(), every.item()
+
+
+# %%
+# The logged loss is that of rank 0 on its own data.
+
+found = {}
+print("       all-reduces     gap after     logged  loss on all data,")
+print("          per step  step 1  step 40    loss  by rank")
+for name, one_step in (("wrong", wrong), ("fixed", right)):
+    weights, issued, own, every = zip(*launch(train, 3, one_step), strict=True)
+    first, *_, last = (gap(at_once) for at_once in zip(*weights, strict=True))
+    by_rank = "  ".join(f"{loss:.3f}" for loss in every)
+    print(f"{name} {issued[0]:12} {first:7.2g} {last:8.2g} {own[0]:7.3f}  {by_rank}")
+    found[name] = issued[0], last, own[0], min(every)
+
+assert [issued for issued, *_ in found.values()] == [0, 1]
+assert [last > 0 for _, last, *_ in found.values()] == [True, False]
+assert found["wrong"][2] < found["fixed"][2]  # the logged curve looks better ...
+assert found["wrong"][3] > found["fixed"][3]  # ... and no rank has learned as much
+for name, (_, last, own, every) in found.items():
+    record(**{name: last, f"logged_{name}": own, f"best_{name}": every})
+
+# %%
+# The fix
+# -------
+# Leave ``no_sync`` for the last micro-batch: its backward reduces what all of them have accumulated.
+# ``optimizer.step()`` is local arithmetic, and sends nothing in either version.
+#
+# How you would have noticed
+# --------------------------
+# Count the collectives of one optimizer step: none means that nothing was shared.
+# Do not wait for the logged loss: each rank fits its own data, so the wrong curve ends *lower*, at :measured:`step-as-sync.logged_wrong:.3f` instead of :measured:`step-as-sync.logged_fixed:.3f`.
+# On the data of all ranks the best of them has :measured:`step-as-sync.best_wrong:.3f`, against :measured:`step-as-sync.best_fixed:.3f`.

@@ -1,0 +1,94 @@
+"""
+Two forwards, then two backwards
+================================
+
+Two batches and two losses: a critic sees real samples and made-up ones, a task comes with an auxiliary one.
+Both forwards, then a backward for each loss, is how it is written for one process, where it is right.
+It serves :ref:`museum`.
+"""
+
+# %%
+# A forward arms DDP, and the backward that completes disarms it.
+# Two forwards arm it once.
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import device, launch, record
+from ddplab.gaps import flat_weights, gap
+from ddplab.torch_private import flight_records
+
+STEPS = 40
+
+
+def wrong(model, x, y):
+    first, second = mse_loss(model(x[0]), y[0]), mse_loss(model(x[1]), y[1])
+    first.backward()
+    second.backward()
+
+
+def right(model, x, y):
+    first, second = mse_loss(model(x[0]), y[0]), mse_loss(model(x[1]), y[1])
+    (first + second).backward()
+
+
+def in_turn(model, x, y):
+    mse_loss(model(x[0]), y[0]).backward()
+    mse_loss(model(x[1]), y[1]).backward()
+
+
+def spread(optimizer):
+    """How far the ranks' gradients are apart; call it on all ranks, before the step."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    gradient = torch.cat([p.grad.flatten() for p in parameters])
+    ends = torch.stack([gradient, -gradient])
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    return ends.sum(dim=0).max().item()  # the largest minus the smallest
+
+
+def train(both):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = DDP(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    x = torch.randn(ranks, 2, 16, 4).to(device())
+    y = x.sum(dim=-1, keepdim=True).sin()
+    spreads = []
+    optimizer.register_step_pre_hook(lambda optimizer, *_: spreads.append(spread(optimizer)))
+    for _ in range(STEPS):
+        before = len(flight_records())
+        optimizer.zero_grad()
+        both(model, x[rank], y[rank])
+        issued = len(flight_records()) - before
+        optimizer.step()
+    return spreads[0], flat_weights(model), issued
+
+
+# %%
+# ``spread`` hangs on the optimizer, as a hook that runs before each step.
+
+gaps = {}
+print("               gap in            all-reduces")
+print("         gradient 1  weights 40     per step")
+for name, both in (("wrong", wrong), ("fixed", right), ("in turn", in_turn)):
+    first, weights, issued = zip(*launch(train, 3, both), strict=True)
+    gaps[name] = gap(weights)
+    print(f"{name:7} {first[0]:11.2g} {gaps[name]:11.2g} {issued[0]:12}")
+    assert (first[0] == 0) == (gaps[name] == 0) == (name != "wrong")
+    assert issued[0] == (2 if name == "in turn" else 1)
+
+record(wrong=gaps["wrong"], fixed=gaps["fixed"], in_turn=gaps["in turn"])
+
+# %%
+# The fix
+# -------
+# Add the losses and call ``backward()`` once.
+# If the two graphs do not fit into memory together, take forward and backward of each in turn: that is right as well, and costs a second round of all-reduces.
+#
+# How you would have noticed
+# --------------------------
+# Compare gradients between ranks right before the step; the hook above does it for any optimizer.
+# Counting collectives does not help here: the wrong version issues as many as the right one, and then adds a local gradient to what was reduced.

@@ -1,0 +1,81 @@
+"""
+A second backward over one forward
+==================================
+
+One forward, two losses: whoever wants to look at their gradients separately calls ``backward(retain_graph=True)`` for the first and ``backward()`` for the second.
+On one process the gradients add up; with DDP only the first is shared.
+It serves :ref:`museum`.
+"""
+
+# %%
+# The second loss is a penalty on large outputs.
+# ``clip_grad_norm_`` returns the norm that it found, which many loops log anyway.
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import device, launch, record
+from ddplab.gaps import flat_weights, gap
+
+STEPS = 40
+
+
+def wrong(task, penalty):
+    task.backward(retain_graph=True)
+    penalty.backward()
+
+
+def right(task, penalty):
+    (task + penalty).backward()
+
+
+def train(backward):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = DDP(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    x = torch.randn(ranks, 16, 4).to(device())
+    y = x.sum(dim=2, keepdim=True).sin()
+    weights, norms, losses = [], [], []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        out = model(x[rank])
+        task, penalty = nn.functional.mse_loss(out, y[rank]), 0.1 * out.square().mean()
+        backward(task, penalty)
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        optimizer.step()
+        weights.append(flat_weights(model))
+        losses.append(task.item())
+    return weights, norms[0], losses[-1]
+
+
+# %%
+# The gap starts small, because most of the gradient is that of the task; nothing closes it again.
+
+gaps, logged = {}, {}
+print("           gap after     logged  norm of the first gradient,")
+print("        step 1  step 40    loss  by rank")
+for name, backward in (("wrong", wrong), ("fixed", right)):
+    weights, norms, losses = zip(*launch(train, 3, backward), strict=True)
+    first, *_, gaps[name] = (gap(at_once) for at_once in zip(*weights, strict=True))
+    logged[name] = losses[0]
+    by_rank = "  ".join(f"{norm:.4f}" for norm in norms)
+    print(f"{name} {first:8.2g} {gaps[name]:8.2g} {losses[0]:7.3f}  {by_rank}")
+    assert (first == 0) == (gaps[name] == 0) == (name == "fixed")
+    assert len(set(norms)) == (1 if name == "fixed" else 3)
+
+record(**gaps, logged_wrong=logged["wrong"], logged_fixed=logged["fixed"])
+
+# %%
+# The fix
+# -------
+# Add the losses and call ``backward()`` once.
+# The first backward has reduced what it computed and disarmed DDP; what the second adds to ``.grad`` stays on its rank.
+# If each loss needs a backward of its own, give it a forward of its own, right before.
+#
+# How you would have noticed
+# --------------------------
+# Log the gradient norm of *every* rank instead of rank 0's: after DDP's backward the norms are equal to the last digit, or something is wrong.
+# The loss curve ends at :measured:`backward-twice.logged_wrong:.3f` instead of :measured:`backward-twice.logged_fixed:.3f`, which nobody would question.

@@ -1,0 +1,92 @@
+"""
+An average of an average
+========================
+
+Whoever has written data parallelism by hand divides by the world size, and keeps the line when DDP comes.
+DDP divides already, so the gradient is too small by that factor, on all ranks alike.
+It serves :ref:`museum`.
+"""
+
+# %%
+# The program is the same on any number of ranks, so the right answer is what it gives on one.
+# In float64 a difference is plain to tell from rounding.
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import device, launch, record
+from ddplab.gaps import flat_gradients, flat_weights, gap
+
+RANKS, STEPS = 4, 20
+
+
+def wrong(loss):
+    (loss / dist.get_world_size()).backward()
+
+
+def right(loss):
+    loss.backward()
+
+
+def train(make_optimizer, backward):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    model = DDP(net.to(device()))
+    optimizer = make_optimizer(model.parameters())
+    x = torch.randn(64, 4, dtype=torch.float64).to(device())
+    y = x.sum(dim=1, keepdim=True).sin()
+    mine = slice(rank * 64 // ranks, (rank + 1) * 64 // ranks)
+    norms = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        backward(nn.functional.mse_loss(model(x[mine]), y[mine]))
+        norms.append(flat_gradients(model).norm().item())
+        optimizer.step()
+    with torch.no_grad():
+        loss = nn.functional.mse_loss(net(x), y).item()
+    return flat_weights(model), norms[0], loss
+
+
+# %%
+# *Off by* is the largest difference between any weight and that of the single process.
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "Adam with L2": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+}
+off, losses = {}, {}
+print("                    first gradient  gap between            loss after")
+print("                   ÷ one process's        ranks   off by    20 steps")
+for name, make in OPTIMIZERS.items():
+    [(answer, norm_of_one, _)] = launch(train, 1, make, right)
+    for how, backward in (("wrong", wrong), ("fixed", right)):
+        weights, norms, (loss, *_) = zip(*launch(train, RANKS, make, backward), strict=True)
+        ratio, between = norms[0] / norm_of_one, gap(weights)
+        off[name, how], losses[name, how] = gap([weights[0], answer]), loss
+        row = f"{ratio:15.2f} {between:12.0f} {off[name, how]:8.1g} {loss:11.4f}"
+        print(f"{name:12} {how} {row}")
+        assert between == 0
+        assert abs(ratio - (1 / RANKS if how == "wrong" else 1)) < 1e-9
+        assert (off[name, how] < 1e-12) == (how == "fixed")
+
+assert off["AdamW", "wrong"] < 1e-5 * off["SGD", "wrong"]
+record(wrong=off["SGD", "wrong"], fixed=off["SGD", "fixed"], adamw=off["AdamW", "wrong"])
+record(loss_wrong=losses["SGD", "wrong"], loss_fixed=losses["SGD", "fixed"])
+record(loss_adamw=losses["AdamW", "wrong"], loss_adamw_fixed=losses["AdamW", "fixed"])
+
+# %%
+# The fix
+# -------
+# Delete the division by the world size.
+# Divide by the number of *micro-batches* if you accumulate: those DDP does not know.
+#
+# How you would have noticed
+# --------------------------
+# Not by comparing ranks, which agree bit for bit.
+# Compare the norm of the first gradient with that of one process on the same global batch: here it is a quarter, on four ranks.
+# Under SGD the loss falls as with too small a learning rate, to :measured:`averaging-twice.loss_wrong:.3f` instead of :measured:`averaging-twice.loss_fixed:.3f`, and it is mended there: the rate is raised, and the line stays.
+# Under AdamW it is :measured:`averaging-twice.loss_adamw:.4f`, and :measured:`averaging-twice.loss_adamw_fixed:.4f` when fixed: Adam divides the gradient by its own size, so a constant factor all but cancels, until something with a scale of its own meets it, such as L2 decay in the gradient.

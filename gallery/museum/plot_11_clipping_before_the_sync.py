@@ -1,0 +1,76 @@
+"""
+Clipping before the sync
+========================
+
+A loop that accumulates gradients still clips right behind ``backward()``, where the line stood before accumulation was added.
+Under ``no_sync`` it clips what this rank has gathered so far, not the gradient that ``step()`` will use.
+It serves :ref:`museum`.
+"""
+
+# %%
+# The two versions differ in how often one line runs.
+# The right answer is the gradient of all samples in one process, clipped once.
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import clip_grad_norm_
+
+from ddplab import device, launch, record
+from ddplab.gaps import flat_gradients, gap
+
+RANKS, MICRO, MAX_NORM = 4, 4, 1.0
+
+
+def worker(every_micro_batch):
+    torch.manual_seed(0)  # the same weights and the same data on every rank
+    net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).to(device())
+    x = torch.randn(RANKS, MICRO, 8, 4).to(device())
+    y = x.sum(dim=3, keepdim=True) + 3 * torch.randn(RANKS, MICRO, 1, 1).to(device())
+    nn.functional.mse_loss(net(x), y).backward()
+    clip_grad_norm_(net.parameters(), MAX_NORM)
+    right, norms = flat_gradients(net), []
+    net.zero_grad()
+
+    model, rank = DDP(net), dist.get_rank()
+    for i in range(MICRO):
+        last = i == MICRO - 1
+        with contextlib.nullcontext() if last else model.no_sync():
+            loss = nn.functional.mse_loss(model(x[rank, i]), y[rank, i]) / MICRO
+            loss.backward()
+        if last or every_micro_batch:  # wrong in every micro-batch, right after the last
+            norms.append(clip_grad_norm_(model.parameters(), MAX_NORM).item())
+    return flat_gradients(model), right, norms
+
+
+# %%
+# The error is the length of the difference from the right answer, divided by that answer's length.
+
+found = {}
+print("       gap between ranks    error   first norm found, by rank")
+for name, every in ("wrong", True), ("fixed", False):
+    gradients, (right, *_), norms = zip(*launch(worker, RANKS, every), strict=True)
+    error = ((gradients[0] - right).norm() / right.norm()).item()
+    first = [norm for norm, *_ in norms]
+    by_rank = "  ".join(f"{norm:.3f}" for norm in first)
+    print(f"{name} {gap(gradients):18.0f}   {100 * error:4.1f} %   {by_rank}")
+    found[name] = 100 * error
+    assert gap(gradients) == 0
+    assert len(set(first)) == (1 if name == "fixed" else RANKS)
+
+assert found["wrong"] > 10
+assert found["fixed"] < 1e-4
+record("%", **found)
+
+# %%
+# The fix
+# -------
+# Clip once per optimizer step: after the backward that synchronizes and before ``step()``, when ``.grad`` is the mean over ranks.
+#
+# How you would have noticed
+# --------------------------
+# ``clip_grad_norm_`` returns the norm that it found: gather it, and assert that it is the same on all ranks.
+# Comparing weights between ranks finds nothing, because the clipped gradients were averaged and do agree.

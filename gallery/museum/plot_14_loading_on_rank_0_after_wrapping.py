@@ -1,0 +1,98 @@
+"""
+Loading on rank 0 after wrapping
+================================
+
+Rank 0 wrote the checkpoint, so rank 0 reads it, and DDP is said to copy rank 0's weights to everyone.
+It does so in its constructor, and never again.
+It serves :ref:`museum`.
+"""
+
+# %%
+# A first run leaves a checkpoint; a second one resumes from it, and its two versions differ in when rank 0 loads.
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import device, launch, record
+from ddplab.gaps import flat_weights, gap
+
+RANKS, STEPS = 2, 100
+
+
+def build(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1)).to(device())
+
+
+def train(model, steps):
+    """Return the loss on the data of all ranks, before the first step and after the last."""
+    rank, generator = dist.get_rank(), torch.Generator().manual_seed(0)
+    x = torch.randn(RANKS, 64, 4, generator=generator).to(device())
+    y = x.sum(dim=2, keepdim=True).sin()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    before = nn.functional.mse_loss(model.module(x), y).item()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x[rank]), y[rank]).backward()
+        optimizer.step()
+    return before, nn.functional.mse_loss(model.module(x), y).item()
+
+
+def first_run():
+    model = DDP(build(seed=1))
+    train(model, 300)
+    return {name: tensor.cpu() for name, tensor in model.module.state_dict().items()}
+
+
+def wrong(net, checkpoint):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        model.module.load_state_dict(checkpoint)
+    return model
+
+
+def right(net, checkpoint):
+    if dist.get_rank() == 0:
+        net.load_state_dict(checkpoint)
+    return DDP(net)
+
+
+def resume(wrap, checkpoint):
+    model = wrap(build(seed=2), checkpoint)
+    start = flat_weights(model)
+    losses = train(model, STEPS)
+    return start, flat_weights(model), losses
+
+
+# %%
+# The gap in weights after loading and at the end, and the loss on all data at the same two moments.
+
+checkpoint = launch(first_run, RANKS)[0]
+found = {}
+print("       gap in weights   loss of rank 0     loss of rank 1")
+for name, wrap in (("wrong", wrong), ("fixed", right)):
+    start, end, losses = zip(*launch(resume, RANKS, wrap, checkpoint), strict=True)
+    shown = "   ".join(f"{before:.4f} → {after:.4f}" for before, after in losses)
+    print(f"{name}  {gap(start):.3f} → {gap(end):.3f}   {shown}")
+    found[name] = gap(end), *losses[0]
+    assert abs(gap(end) - gap(start)) < 1e-4
+
+(wrong_gap, before, after), (fixed_gap, _, fixed_after) = found.values()
+assert wrong_gap > 0.1
+assert fixed_gap == 0
+assert after > before > fixed_after  # rank 0 unlearns
+record(wrong=wrong_gap, fixed=fixed_gap)
+record(before=before, after=after, fixed_after=fixed_after)
+
+# %%
+# The fix
+# -------
+# Load before you wrap, or load on every rank.
+# The constructor copies parameters and buffers, and no optimizer: its state is to be loaded on every rank in any case.
+#
+# How you would have noticed
+# --------------------------
+# By comparing a checksum of the weights over ranks right after the resume, with ``replicas_agree`` of :doc:`/labs/museum/plot_09_different_seeds`.
+# Rank 0's loss starts where the first run ended, so the resume looks good; then it rises, from :measured:`loading-on-rank-0-after-wrapping.before:.4f` to :measured:`loading-on-rank-0-after-wrapping.after:.4f`, because half of each gradient comes from a replica that never loaded.

@@ -1,0 +1,261 @@
+"""The command `ddplab grade`: what it says, what it returns, and files that misbehave."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from graded import first_failure
+
+from ddplab import cli, cli_grade
+from ddplab.grading.exercises import EXERCISES, HANDBOOK, MAX_FILE_BYTES, exercise_names, section
+
+NAME = "sync-gradients"
+ONLY_SUM = """\
+import torch.distributed as dist
+
+def sync_gradients(module):
+    print("\\x1b[2J here")
+    for p in module.parameters():
+        dist.all_reduce(p.grad)
+"""
+
+
+def run(*arguments: object, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "ddplab", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def test_help_names_every_command_with_a_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    for name in cli.COMMANDS:
+        assert re.search(rf"^ +{name} +\w.+$", text, re.MULTILINE)
+
+
+def test_help_of_grade_shows_an_example(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["grade", "--help"])
+    assert end.value.code == 0
+    assert "ddplab grade sync-gradients my_file.py" in capsys.readouterr().out
+
+
+def test_what_needs_no_rank_needs_no_torch():
+    code = "import sys; from ddplab.cli import main; main(['grade', 'no-sync']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_lists_the_exercises(capsys):
+    assert cli.main(["grade"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == exercise_names()
+    assert cli.main(["grade", "--json"]) == 0
+    assert [e["name"] for e in json.loads(capsys.readouterr().out)["exercises"]] == exercise_names()
+
+
+@pytest.mark.parametrize("name", exercise_names())
+def test_shows_the_task_and_its_starter(name, capsys):
+    assert cli.main(["grade", name]) == 0
+    text = capsys.readouterr().out
+    assert f"cp {EXERCISES / name / 'starter.py'} my_file.py" in text
+
+
+BAD = {
+    "no exercise": (
+        ["sync", "x.py"],
+        None,
+        "no exercise 'sync'; there are bucketed-overlap, distributed",
+    ),
+    "no file": ([NAME, "absent.py"], None, "absent.py: there is no such file; start from a copy of"),
+    "a folder": ([NAME, "."], None, "is a directory; give the Python file"),
+    "a pipe": ([NAME, "pipe"], None, "pipe is not a regular file"),
+    "a name that is none": ([NAME, "a\0b"], None, "cannot be read"),
+    "binary": ([NAME, "x.py"], b"\x7fELF\x02\x01\x01\0\0\0", "source code string cannot contain null bytes"),
+    "latin-1": ([NAME, "x.py"], "# é".encode("latin-1"), "x.py: invalid or missing encoding declaration"),
+    "syntax": ([NAME, "x.py"], b"import os\ndef sync_gradients(:\n    pass\n", "x.py:2: invalid syntax: 'def sync_"),
+    "too deep": ([NAME, "x.py"], b"(" * 5000 + b")" * 5000, "x.py:1: too many nested parentheses"),
+    "empty": ([NAME, "x.py"], b"", "x.py does not define 'sync_gradients'; start from a copy of"),
+    "another name": ([NAME, "x.py"], b"def sync_gradient(m): ...", "'sync_gradients', but 'sync_gradient'; start"),
+    "too long": ([NAME, "x.py"], b"#" * (MAX_FILE_BYTES + 1), "x.py is longer than 1 MiB"),
+    "no time": ([NAME, "x.py", "--timeout-s", "0"], b"", "--timeout-s: '0' is not a positive number of seconds"),
+    "unknown option": (["--fast"], None, "unrecognized arguments: --fast; see ddplab"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_line(case, tmp_path, monkeypatch, capsys):
+    arguments, content, said = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    if content is not None:
+        Path("x.py").write_bytes(content)
+    try:
+        code = cli.main(["grade", *arguments])
+    except SystemExit as end:  # from argparse
+        code = end.code
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_no_command_gets_one_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_bad_input_is_one_object_with_json(capsys):
+    assert cli.main(["grade", "nothing", "--json"]) == 2
+    assert "no exercise 'nothing'" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_right_file_ends_with_0():
+    script = Path(sys.executable).with_name("ddplab")
+    solution = EXERCISES / NAME / "solution.py"
+    done = subprocess.run([script, "grade", NAME, solution], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"All 6 checks passed: {solution} solves the exercise." in done.stdout
+    assert "\033" not in done.stdout
+
+
+def test_a_wrong_file_ends_with_1_and_says_why(tmp_path):
+    (tmp_path / "mine.py").write_text(ONLY_SUM)
+    done = run("grade", NAME, "mine.py", cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert lines[1:3] == ["+ The file can be imported (1 rank)", "x Two ranks end with the mean (2 ranks)"]
+    assert "holds the sum over the ranks, not the mean" in " ".join(done.stdout.split())
+    assert "- Three ranks end with the mean of three (not run)" in lines
+    assert "    rank 1 ? ?[2J here" in lines, "what ranks print is shown, without what a terminal would obey"
+    assert lines[-1] == "1 of 6 checks passed; mend what failed and run it again."
+
+
+def test_json_holds_every_check(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(ONLY_SUM)
+    assert cli.main(["grade", NAME, str(path), "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert (result["exercise"], result["file"], result["passed"]) == (NAME, str(path), False)
+    assert [check["status"] for check in result["checks"]] == ["passed", "failed", *["not run"] * 4]
+    failed = result["checks"][1]
+    assert failed["ranks"] == 2
+    assert "nobody divided by 2" in failed["message"]
+    assert "handbook/idea.md" in failed["read"]
+
+
+def test_colour_is_for_terminals_that_want_it(monkeypatch):
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    assert not cli_grade._Paper().colour
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert cli_grade._Paper().colour
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not cli_grade._Paper().colour
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "ddplab", "grade"], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_by_a_signal_it_takes_its_processes_along(number, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os, subprocess, time\n"
+        "def sync_gradients(module): ...\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open('pids.tmp', 'w').write(f'{os.getpid()} {os.getppid()} {child.pid}')\n"
+        "os.rename('pids.tmp', 'pids')\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "ddplab", "grade", NAME, "mine.py", "--timeout-s", "100"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "pids").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (128 + number, "")
+    assert not still_there(pids)
+
+
+def still_there(pids: list[int]) -> list[int]:
+    deadline = time.monotonic() + 10
+    while (alive := [pid for pid in pids if psutil.pid_exists(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [pid for pid in alive if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+# name: (the file, words of the message)
+MISBEHAVES = {
+    "hangs at import": ("while True: pass\ndef sync_gradients(m): ...", "still ran after 4 s|mine.py:1, in `<module>`"),
+    "leaves at import": (
+        "def sync_gradients(m): ...\nimport sys\nsys.exit()",
+        "raised SystemExit at mine.py:3|__main__",
+    ),
+    "raises at import": ("import absent\ndef sync_gradients(m): ...", "No module named 'absent' at mine.py:1"),
+    "defines it nowhere": ("if 0:\n    def sync_gradients(m): ...", "has no attribute 'sync_gradients'"),
+    "no function": ("sync_gradients = 3", "TypeError: 'int' object is not callable"),
+    "takes nothing": ("def sync_gradients(): ...", "takes 0 positional arguments but 1 was given"),
+    "ends the process": ("import os\ndef sync_gradients(m): os._exit(0)", "exited with code 0 in the middle"),
+    "crashes": ("import ctypes\ndef sync_gradients(m): ctypes.string_at(0)", "was killed by SIGSEGV in the middle"),
+    "prints for ever": ("def sync_gradients(m):\n    while True: print('x' * 9999)", "a rank may print 16 MiB"),
+    "an error without text": (
+        "class E(Exception):\n    def __str__(self): raise E\ndef sync_gradients(m): raise E",
+        "raised E at mine.py:3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISBEHAVES)
+def test_a_file_that_misbehaves_gets_an_explanation(name, tmp_path):
+    text, words = MISBEHAVES[name]
+    message = first_failure(NAME, tmp_path, text, timeout_s=4 if "hangs" in name else 60).message
+    for word in words.split("|"):
+        assert word in message
+
+
+def test_what_a_file_starts_does_not_outlive_the_grader(tmp_path):
+    first_failure(
+        NAME,
+        tmp_path,
+        "import subprocess\n"
+        "def sync_gradients(m): ...\n"
+        "for detached in (False, True):\n"
+        "    child = subprocess.Popen(['sleep', '600'], start_new_session=detached)\n"
+        f"    open({str(tmp_path / 'pids')!r}, 'a').write(f'{{child.pid}}\\n')\n",
+    )
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 6, "one import and two ranks, each twice"
+    assert not still_there(pids)
+
+
+def test_every_section_that_a_message_names_exists():
+    files = [
+        *EXERCISES.glob("*/grader.py"),
+        *(EXERCISES.parent / "ddplab" / "grading").glob("*.py"),
+    ]
+    chapters = "|".join(page.stem for page in HANDBOOK.glob("*.md"))
+    labels = {label for file in files for label in re.findall(rf'"((?:{chapters})-[a-z-]+)"', file.read_text())}
+    assert len(labels) > 5
+    assert not [label for label in labels if not section(label).startswith("“")]
+
+
+@pytest.mark.parametrize("path", [p for n in ("starter", "solution") for p in EXERCISES.glob(f"*/{n}.py")], ids=str)
+def test_what_is_printed_on_a_page_fits(path):
+    assert max(map(len, path.read_text().splitlines())) <= 95

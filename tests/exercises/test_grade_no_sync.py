@@ -1,0 +1,220 @@
+"""The grader of no-sync: the right solution passes, each wrong one hears what is wrong with it."""
+
+import pytest
+from graded import first_failure, overriding, passes_all, teaches
+
+from ddplab.grading.exercises import EXERCISES
+
+NAME = "no-sync"
+
+# name: (methods that replace those of the solution, words of the message)
+WRONG = {
+    "changes nothing": (
+        """
+        @contextmanager
+        def no_sync(self):
+            yield
+        """,
+        "8 collectives were called where torch's DDP calls none|the hook must return before",
+    ),
+    "synchronizes when it ends": (
+        """
+        @contextmanager
+        def no_sync(self):
+            self.require_sync = False
+            yield
+            self.require_sync = True
+            for p in self.module.parameters():
+                dist.all_reduce(p.grad)
+                p.grad /= dist.get_world_size()
+        """,
+        "4 collectives were called where torch's DDP calls none|Leaving `no_sync` communicates nothing",
+    ),
+    "no gradients inside": (
+        """
+        @contextmanager
+        def no_sync(self):
+            with torch.no_grad():
+                yield
+        """,
+        "raised RuntimeError: element 0 of tensors does not require grad",
+    ),
+    "drops the gradients": (
+        """
+        def gradient_ready(self, p):
+            if self.sync_backward:
+                super().gradient_ready(p)
+            else:
+                p.grad = None
+        """,
+        "has no gradient: the backward inside must still accumulate",
+    ),
+    "averages the last micro-batch only": (
+        """
+        kept = {}
+        def gradient_ready(self, p):
+            if self.sync_backward:
+                p.grad -= self.kept.get(p, 0)
+                super().gradient_ready(p)
+            else:
+                self.kept[p] = p.grad.clone()
+
+        def finish(self):
+            super().finish()
+            for p, kept in self.kept.items():
+                p.grad += kept
+            self.kept.clear()
+        """,
+        "mean of the last micro-batch, added to this rank's own earlier ones",
+    ),
+    "loses what accumulated": (
+        """
+        kept = {}
+        def gradient_ready(self, p):
+            if self.sync_backward:
+                p.grad -= self.kept.pop(p, 0)
+                super().gradient_ready(p)
+            else:
+                self.kept[p] = p.grad.clone()
+        """,
+        "mean of the last micro-batch only: the others are lost",
+    ),
+    "divides by the micro-batches": (
+        """
+        micros = 1
+        def forward(self, x):
+            self.micros += not self.require_sync
+            return super().forward(x)
+
+        def finish(self):
+            super().finish()
+            for p in self.module.parameters():
+                p.grad /= self.micros
+            self.micros = 1
+        """,
+        "also divided by the 3 micro-batches",
+    ),
+    "sets it to True": (
+        """
+        @contextmanager
+        def no_sync(self):
+            self.require_sync = False
+            try:
+                yield
+            finally:
+                self.require_sync = True
+        """,
+        "4 collectives were called where torch's DDP calls none|leave the flag as you found it",
+    ),
+    "flips it": (
+        """
+        @contextmanager
+        def no_sync(self):
+            self.require_sync = not self.require_sync
+            try:
+                yield
+            finally:
+                self.require_sync = not self.require_sync
+        """,
+        "4 collectives were called|setting it to True or flipping it",
+    ),
+    "no finally": (
+        """
+        @contextmanager
+        def no_sync(self):
+            before, self.require_sync = self.require_sync, False
+            yield
+            self.require_sync = before
+        """,
+        "own sum, where torch's DDP averages|stands in a `finally`",
+    ),
+    "swallows the exception": (
+        """
+        @contextmanager
+        def no_sync(self):
+            before, self.require_sync = self.require_sync, False
+            try:
+                yield
+            except Exception:
+                pass
+            self.require_sync = before
+        """,
+        "never came out of `no_sync`",
+    ),
+    "in the class": (
+        """
+        require_sync = True
+        def __init__(self, module):
+            super().__init__(module)
+            del self.require_sync
+
+        @contextmanager
+        def no_sync(self):
+            before, SmallDDP.require_sync = self.require_sync, False
+            try:
+                yield
+            finally:
+                SmallDDP.require_sync = before
+        """,
+        "own sum, where torch's DDP averages|another model's `no_sync`",
+    ),
+    "the backward decides": (
+        """
+        def gradient_ready(self, p):
+            self.sync_backward = self.require_sync
+            super().gradient_ready(p)
+        """,
+        "own sum, where torch's DDP averages|only the backward inside",
+    ),
+    "every forward decides": (
+        """
+        def forward(self, x):
+            self.sync_backward = self.require_sync
+            return self.module(x)
+        """,
+        "4 collectives were called where torch's DDP calls none|under `torch.no_grad()`",
+    ),
+    "no context manager": (
+        """
+        def no_sync(self):
+            self.require_sync = False
+            yield
+            self.require_sync = True
+        """,
+        "raised TypeError: 'generator' object does not support the context manager protocol|by `@contextmanager`",
+    ),
+    "works once": (
+        """
+        def __init__(self, module):
+            super().__init__(module)
+            context = self.no_sync()
+            self.no_sync = lambda: context
+        """,
+        "each `with` needs a new call",
+    ),
+    "one rank only": (
+        """
+        @contextmanager
+        def no_sync(self):
+            self.require_sync = dist.get_rank() == 0
+            yield
+            self.require_sync = True
+        """,
+        "out of step: rank 0 is in call 8|rank 1 made 4 and was done",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_solution_hears_why(name, tmp_path):
+    methods, words = WRONG[name]
+    teaches(first_failure(NAME, tmp_path, overriding(NAME, "SmallDDP", methods)), words)
+
+
+def test_the_solution_passes():
+    assert passes_all(NAME, EXERCISES / NAME / "solution.py")
+
+
+def test_the_starter_says_that_nothing_is_written(tmp_path):
+    starter = (EXERCISES / NAME / "starter.py").read_text()
+    teaches(first_failure(NAME, tmp_path, starter), "Nothing to grade yet: `no_sync` (mine.py:")
