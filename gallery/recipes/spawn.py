@@ -1,0 +1,53 @@
+"""Start a program on several ranks of this machine without torchrun.
+
+    python spawn.py 2 train.py --steps 20
+
+The program is the one that torchrun starts, unchanged. torchrun also joins several machines,
+can restart the ranks, and says which failed first and why.
+"""
+
+import os
+import runpy
+import socket
+import sys
+
+from torch import multiprocessing as mp
+
+KEPT: list[object] = []  # the program's variables, until Python ends: see hello_ddp.py
+
+
+def run(local_rank: int, nproc: int, port: int, command: list[str]) -> None:
+    """Set the variables that init_process_group reads, then be the program."""
+    os.environ.update(
+        RANK=str(local_rank),  # one machine, so the rank is the local rank
+        LOCAL_RANK=str(local_rank),
+        WORLD_SIZE=str(nproc),
+        LOCAL_WORLD_SIZE=str(nproc),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # else each process takes all cores
+    sys.argv = command
+    sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
+    try:
+        KEPT.append(runpy.run_path(command[0], run_name="__main__"))
+    except SystemExit as end:
+        KEPT.append(end)
+        raise
+
+
+def main() -> None:
+    """Choose a port and start the processes."""
+    if len(sys.argv) < 3 or not sys.argv[1].isdecimal():
+        sys.exit("usage: python spawn.py NPROC PROGRAM [ARGUMENTS…]")
+    nproc = int(sys.argv[1])
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]  # free now, and soon taken by rank 0
+    try:
+        mp.spawn(run, (nproc, port, sys.argv[2:]), nprocs=nproc)
+    except mp.ProcessExitedException as error:
+        sys.exit(error.exit_code)  # such as 75 of train.py: saved, start me again
+
+
+if __name__ == "__main__":  # each new process imports this file
+    main()

@@ -1,0 +1,387 @@
+"""Train a model with DistributedDataParallel: on a laptop, a GPU server or a cluster.
+
+    python train.py                                     one process
+    torchrun --standalone --nproc-per-node 2 train.py   two on this machine
+    srun python train.py                                as many as Slurm starts
+
+Exit codes: 0 the training is complete; 75 a signal came and the state is saved, so start
+the same command again; 2 refused, and one line of rank 0 says why; 1 a crash.
+"""
+
+import argparse
+import math
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn, profiler
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, StackDataset, Subset
+
+REFUSED, SAVED = 2, 75  # 75 is EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
+signals = []  # SIGTERM and SIGUSR1 as they come; torchrun sends each twice
+last_work = []  # kept until Python ends: gloo can abort if its own thread drops it last
+
+
+def setup_ddp():
+    """Join the process group; return the device of this rank."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: signals.append(number))
+    env, alone = os.environ, {}
+    if "RANK" not in env and "SLURM_STEP_NUM_TASKS" in env:  # srun without torchrun
+        env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
+        env["WORLD_SIZE"] = env["SLURM_STEP_NUM_TASKS"]
+        env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 10000))
+        if env["SLURM_STEP_NUM_NODES"] == "1":  # else the batch script sets the address
+            env.setdefault("MASTER_ADDR", "127.0.0.1")
+    elif "RANK" not in env:  # no launcher: a group of one, which needs no address
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo", **alone)
+        return torch.device("cpu")
+    # Where Slurm shows each rank its own GPU only, that one has number 0.
+    device = torch.device("cuda", int(env.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    torch.cuda.set_device(device)  # first of all, or every rank puts something on GPU 0
+    # Gradients go through NCCL, what the ranks tell each other about themselves through gloo.
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, **alone)
+    return device
+
+
+def say(text, file=None, end="\n"):
+    """Print, on rank 0 only."""
+    if dist.get_rank() == 0:
+        print(text, file=file, end=end, flush=True)
+
+
+def leave(code):
+    """End the program, on all ranks together."""
+    last_work.append(dist.all_reduce(torch.zeros(1), async_op=True))
+    last_work[-1].wait()
+    dist.destroy_process_group()
+    sys.exit(code)
+
+
+def any_rank(mine):
+    """Whether it is true on any rank. The vote is a CPU tensor: no GPU is waited for."""
+    vote = torch.tensor(int(bool(mine)))
+    dist.all_reduce(vote, dist.ReduceOp.MAX)
+    return bool(vote)
+
+
+@contextmanager
+def agreed():
+    """All ranks get through this block or all leave: none waits for one that gave up in it."""
+    problem = None
+    try:
+        yield
+    except Exception as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        problem = " ".join(f"{kind}{error}".split())  # one line
+    problems = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    for rank, problem in enumerate(problems):
+        if problem:
+            say(f"train.py: error on rank {rank}: {problem}", sys.stderr)
+            leave(REFUSED)
+
+
+def refuse(message):
+    """Say what the user can mend, in a block that is agreed."""
+    raise ValueError(message)
+
+
+def parse_flags(device):
+    """The flags, checked as far as that goes without the data."""
+    parser = argparse.ArgumentParser(description="Train a model with DDP.")
+    parser.error, parser.exit = refuse, partial(leave, 0)  # after --help
+    parser.print_help = lambda: say(parser.format_help())
+    add = parser.add_argument
+    add("--dataset", choices=["text", "mrpc"], default="text")
+    add("--data", type=Path, default=Path(__file__).with_name("data") / "collectives.txt")
+    add("--model", default="small", help="small, or hf:NAME for a model of the hub")
+    add("--context", type=int, default=64, help="letters or tokens in a sample")
+    add("--width", type=int, default=128)
+    add("--layers", type=int, default=3)
+    add("--dropout", type=float, default=0.1)
+    add("--batch", type=int, default=32, help="samples in a step, over all ranks")
+    add("--accumulate", type=int, default=1, help="micro-batches in a step")
+    add("--steps", type=int, default=200)
+    add("--lr", type=float, default=3e-3)
+    add("--warmup", type=int, default=20, help="steps until the full learning rate")
+    add("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    add("--seed", type=int, default=0)
+    usual = "bf16" if device.type == "cuda" else "fp32"
+    add("--precision", choices=["fp32", "bf16", "fp16"], default=usual)
+    add("--out", type=Path, default="runs/train", help="folder of the checkpoint")
+    add("--resume", choices=["auto", "must", "never"], default="auto")
+    add("--log-every", type=int, default=10)
+    add("--save-every", type=int, default=50, help="steps between saves and evaluations")
+    add("--workers", type=int, default=0, help="processes per rank that read data")
+    add("--profile", type=Path, help="folder for a trace of four steps of each rank")
+    args = parser.parse_args()
+    for name, value in vars(args).items():
+        least = 0 if name in ("dropout", "seed", "workers") else 1e-12
+        if isinstance(value, int | float) and not value >= least:
+            refuse(f"--{name.replace('_', '-')} {value} is too small")
+    parts = dist.get_world_size() * args.accumulate
+    if args.batch % parts:
+        refuse(f"--batch {args.batch} is no multiple of {parts}, ranks × --accumulate")
+    if args.model != "small" if args.dataset == "text" else not args.model.startswith("hf:"):
+        refuse("--model small goes with --dataset text, --model hf:NAME with --dataset mrpc")
+    return args
+
+
+def from_text(args):
+    """Training set, validation set, model: blocks of letters, and for each letter the next."""
+    text = args.data.read_text(encoding="utf-8")
+    if len(text) <= args.context:
+        refuse(f"--data {args.data} has {len(text)} letters, too few for one sample")
+    code = {letter: i for i, letter in enumerate(sorted(set(text)))}
+    codes = torch.tensor([code[letter] for letter in text])
+    blocks = codes.unfold(0, args.context + 1, args.context)  # each ends where the next begins
+    parts = blocks.tensor_split([len(blocks) * 9 // 10])  # the last tenth is for validation
+    train, valid = (StackDataset(codes=p[:, :-1], labels=p[:, 1:]) for p in parts)
+    return train, valid, SmallTransformer(len(code), args)
+
+
+class SmallTransformer(nn.Module):
+    """Scores for the letter that follows each letter: (batch, context, number of letters)."""
+
+    def __init__(self, letters, args):
+        super().__init__()
+        width, how = (
+            args.width,
+            {"activation": "gelu", "batch_first": True, "norm_first": True},
+        )
+        self.letter = nn.Embedding(letters, width)
+        self.place = nn.Embedding(args.context, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 4 * width, args.dropout, **how)
+            for _ in range(args.layers)
+        )
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, letters))
+
+    def forward(self, codes):  # noqa: D102
+        # The mask is no buffer of the model: DDP would send it before every forward.
+        mask = nn.Transformer.generate_square_subsequent_mask(codes.shape[1], codes.device)
+        x = self.letter(codes) + self.place.weight[: codes.shape[1]]
+        for layer in self.layers:
+            x = layer(x, src_mask=mask, is_causal=True)
+        return self.head(x)
+
+
+def from_hub(args):
+    """Training set, validation set, model: do two sentences of MRPC say the same?"""
+    from datasets import load_dataset
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    name = args.model.removeprefix("hf:")
+    model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=2)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    pairs = load_dataset("nyu-mll/glue", "mrpc")
+
+    def tokens(part):
+        first, second = list(part["sentence1"]), list(part["sentence2"])
+        room = {"padding": "max_length", "truncation": True, "max_length": args.context}
+        inputs = tokenizer(first, second, return_tensors="pt", **room)
+        return StackDataset(**inputs, labels=torch.tensor(list(part["label"])))
+
+    return tokens(pairs["train"]), tokens(pairs["validation"]), model
+
+
+def batches(train, loader, args, step):
+    """The micro-batches of this rank, without end, from the one after this step."""
+    share, steps_per_epoch = args.batch // dist.get_world_size(), len(train) // args.batch
+    sampler = DistributedSampler(train, seed=args.seed, drop_last=True)
+    epoch, done = divmod(step, steps_per_epoch)
+    while True:
+        sampler.set_epoch(epoch)  # without it every epoch has the order of the first
+        # After a resume, what this epoch has left: the samples before it are not even read.
+        yield from loader(train, sampler=list(sampler)[done * share : steps_per_epoch * share])
+        epoch, done = epoch + 1, 0
+
+
+def save(path, parts, step, config):
+    """Replace the checkpoint: a run killed at any moment leaves the old one or the new one."""
+    gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    rngs = [None] * dist.get_world_size()  # what drives dropout is all that differs by rank
+    dist.all_gather_object(rngs, (torch.get_rng_state(), gpu))
+    with agreed():
+        if dist.get_rank() == 0:
+            state = {name: part.state_dict() for name, part in parts.items()}
+            draft = path.with_suffix(".tmp")
+            with open(draft, "wb") as file:
+                torch.save({**state, "step": step, "config": config, "rngs": rngs}, file)
+                file.flush()
+                os.fsync(file.fileno())  # the bytes are on the disk before the name is
+            os.replace(draft, path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)  # and now the name is
+            os.close(folder)
+
+
+def resume(path, parts, config):
+    """Take up what an earlier run left at this path; return its step."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        was, rngs = state["config"], state["rngs"]
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+        refuse(f"{path} cannot be read, --resume never begins anew ({reason})")
+    for name, now in config.items():
+        if was.get(name) != now:
+            refuse(f"{path} is of another run: {name} was {was.get(name)} and is {now}")
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+    if len(rngs) == dist.get_world_size():
+        cpu, gpu = rngs[dist.get_rank()]
+        torch.set_rng_state(cpu)
+        if gpu is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(gpu)
+    say(f"resumed after step {state['step']} from {path}, saved by {len(rngs)} ranks")
+    return state["step"]
+
+
+def predict(model, batch, device, autocast):
+    """Scores of one batch, (predictions, classes), and its labels, (predictions,)."""
+    batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    labels = batch.pop("labels").flatten()
+    with autocast():
+        scores = model(**batch)
+    scores = getattr(scores, "logits", scores)  # a model of the hub wraps its scores
+    return scores.float().flatten(0, -2), labels
+
+
+@torch.no_grad()
+def evaluate(model, valid, loader, device, autocast):
+    """Mean loss and accuracy over the validation set, each sample counted once."""
+    # DistributedSampler would repeat samples until all ranks have as many. Here some ranks may
+    # have one less, and so it is the model that is called, not its DDP wrapper.
+    mine = Subset(valid, range(dist.get_rank(), len(valid), dist.get_world_size()))
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    model.eval()
+    for batch in loader(mine):
+        scores, labels = predict(model, batch, device, autocast)
+        sums[0] += cross_entropy(scores, labels, reduction="sum")
+        sums[1] += (scores.argmax(dim=1) == labels).sum()
+        sums[2] += len(labels)
+    model.train()
+    dist.all_reduce(sums)  # sums and counts: a mean of means would weigh ranks, not samples
+    return (sums[:2] / sums[2]).tolist()
+
+
+@record  # torchrun's report then has the traceback of the rank that crashed first
+def main():
+    """Train."""
+    device = setup_ddp()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    with agreed():
+        args = parse_flags(device)
+        args.out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(args.seed)  # the same model for any number of ranks
+    with agreed():
+        train, valid, model = (from_hub if args.dataset == "mrpc" else from_text)(args)
+        if len(train) < args.batch or not len(valid):
+            refuse(f"{len(train)} samples to train on are less than --batch {args.batch}")
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+
+    def part_of_lr(step):  # up along a line, then down to zero along half a cosine
+        left = (args.steps - step) / max(1, args.steps - args.warmup)
+        return min((step + 1) / args.warmup, (1 - math.cos(math.pi * min(1, left))) / 2)
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, part_of_lr)
+    # bf16 has the range of fp32. fp16 has not: its loss is scaled, or small gradients vanish.
+    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+    half = torch.float16 if args.precision == "fp16" else torch.bfloat16
+    autocast = partial(torch.autocast, device.type, half, enabled=args.precision != "fp32")
+    torch.manual_seed(args.seed + 1 + rank)  # other samples, other dropout
+
+    # A checkpoint belongs to this run if nothing that changes the numbers is different.
+    free = ["out", "resume", "log_every", "save_every", "workers", "profile", "accumulate"]
+    config = {name: value for name, value in vars(args).items() if name not in free}
+    config["data"] = [tensor.sum().item() for tensor in train.datasets.values()]
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    path, step = args.out / "checkpoint.pt", 0
+    found = any_rank(args.resume != "never" and path.exists())
+    with agreed():
+        if found:
+            step = resume(path, parts, config)
+        elif args.resume == "must":
+            refuse(f"--resume must: there is no {path}")
+
+    # The wrapper trains, the model is saved: no name in a checkpoint begins with "module."
+    gpus = [device] if device.type == "cuda" else None
+    ddp = DistributedDataParallel(model, gpus, gradient_as_bucket_view=True)
+    micro = args.batch // ranks // args.accumulate
+    # An epoch's start draws a number: from this generator, so not from the one of dropout.
+    how = {"generator": torch.Generator(), "pin_memory": bool(gpus)}
+    loader = partial(DataLoader, batch_size=micro, num_workers=args.workers, **how)
+    data = batches(train, loader, args, step)
+    trace = nullcontext()
+    if args.profile:
+        plan = profiler.schedule(wait=3, warmup=2, active=4, repeat=1)
+        write = profiler.tensorboard_trace_handler(args.profile, f"rank{rank}")
+        trace = profiler.profile(schedule=plan, on_trace_ready=write)
+
+    shares = f"{ranks} ranks × {args.accumulate} micro-batches × {micro} samples"
+    say(f"{device.type}, {args.precision}: {args.steps} steps of {shares}")
+    terminal = 72 if sys.stdout.isatty() else 0  # columns, for lines that go over one another
+    total, begun, began = torch.zeros((), device=device), step, time.perf_counter()
+    with trace:
+        while step < args.steps:
+            for left in reversed(range(args.accumulate)):
+                # All but the last skip the all-reduce; no_sync must hold the forward too.
+                with ddp.no_sync() if left else nullcontext():
+                    scores, labels = predict(ddp, next(data), device, autocast)
+                    loss = cross_entropy(scores, labels) / args.accumulate
+                    scaler.scale(loss).backward()
+                total += loss.detach()
+            scaler.unscale_(optimizer)  # the gradients are the mean over ranks now, and
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # all ranks clip alike
+            scale = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            if scaler.get_scale() >= scale:  # else fp16 overflowed and the step was left out
+                scheduler.step()
+            if args.profile:
+                trace.step()
+            step += 1
+            stop, done = any_rank(signals), step == args.steps
+            if step % args.log_every == 0 or done:
+                dist.all_reduce(total)  # until now each rank knows the loss of its share only
+                loss = total.item() / ranks / (step - begun)
+                if not math.isfinite(loss):
+                    with agreed():  # better than to save over the last good checkpoint
+                        refuse(f"the loss is {loss} at step {step}")
+                speed = args.batch * (step - begun) / (time.perf_counter() - began)
+                line = f"step {step:5}  loss {loss:.4f}  {speed:,.0f} samples/s"
+                if terminal:
+                    line = f"{'█' * (20 * step // args.steps):░<20} {line}"
+                say(line.ljust(terminal), end="\r" if terminal else "\n")
+                total, begun, began = torch.zeros_like(total), step, time.perf_counter()
+            if step % args.save_every == 0 or stop or done:
+                paused = time.perf_counter()
+                save(path, parts, step, config)
+                if stop and not done:
+                    say(f"stopped by a signal and saved after step {step}: start me again")
+                    leave(SAVED)
+                loss, right = evaluate(model, valid, loader, device, autocast)
+                line = f"step {step:5}  validation loss {loss:.4f}  accuracy {right:.1%}"
+                say(line.ljust(terminal))
+                began += time.perf_counter() - paused
+    say(f"complete after step {step}: {path}")
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

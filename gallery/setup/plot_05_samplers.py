@@ -1,0 +1,102 @@
+"""
+Who reads which sample
+======================
+
+Four ranks share ten samples, so ``DistributedSampler`` has to deal two of them twice or leave two out.
+You see which, and what shuffling, epochs and seeds change; it serves :ref:`setup-samplers`.
+"""
+
+# %%
+# Every rank makes a sampler of its own; the global generator, here with another seed on each rank, plays no part in it.
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
+
+from ddplab import launch, record
+from ddplab.plotting import FAINT, INK, RANK_COLORS, describe, subplots
+
+RANKS, SAMPLES = 4, 10
+
+
+def worker(samples, epoch=0, seed_per_rank=False, **options):
+    torch.manual_seed(dist.get_rank())
+    seed = dist.get_rank() if seed_per_rank else 0
+    sampler = DistributedSampler(range(samples), seed=seed, **options)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def deal(samples=SAMPLES, **options):
+    return launch(lambda: worker(samples, **options), RANKS)
+
+
+orders = {
+    "shuffle=False": deal(shuffle=False),
+    "shuffle, epoch 0": deal(),
+    "shuffle, epoch 1": deal(epoch=1),
+    "drop_last, epoch 1": deal(epoch=1, drop_last=True),
+    "seed=rank": deal(seed_per_rank=True),
+}
+for name, ranks in orders.items():
+    print(
+        f"{name:18}  " + "  ".join(f"rank {rank}: {order}" for rank, order in enumerate(ranks))
+    )
+
+# %%
+# Each square is one reading of a sample, with the number of the rank in it; a repetition is hatched.
+
+fig, axes = subplots(5, 1, height_in=5.4, sharex=True)
+describe(fig, "Which ranks read each of ten samples, under five settings of the sampler")
+titles = ["repeats the first two", "repeats two others", "repeats yet others"]
+titles += ["leaves two out", "some are read twice, some never"]
+counts, middle = {}, {"ha": "center", "va": "center", "fontsize": 8.5}
+for ax, (name, ranks), title in zip(axes, orders.items(), titles, strict=True):
+    readers = {i: [rank for rank in range(RANKS) if i in ranks[rank]] for i in range(SAMPLES)}
+    counts[name] = [len(reading) for reading in readers.values()]
+    for i, reading in readers.items():
+        for level, rank in enumerate(reading):
+            look = {"color": RANK_COLORS[rank], "hatch": "///" if level else "", "ec": FAINT}
+            ax.bar(i, 0.9, 0.86, level, lw=0, **look)
+            patch = {"color": RANK_COLORS[rank], "pad": 1.2, "lw": 0}
+            ax.text(i, level + 0.45, rank, color=FAINT, bbox=patch, **middle)
+        if not reading:
+            ax.text(i, 0.45, "none", color=INK, **middle)
+    ax.set(yticks=[], ylim=(0, max(2, *counts[name])))
+    ax.spines["left"].set_visible(False)
+    ax.set_title(f"{name}: {title}")
+axes[-1].set(xlabel="sample", xticks=range(SAMPLES))
+
+for name in list(orders)[:3]:
+    assert sorted(counts[name]) == [1] * 8 + [2] * 2
+assert sorted(counts["drop_last, epoch 1"]) == [0] * 2 + [1] * 8
+assert 0 in counts["seed=rank"]
+
+# %%
+# How much is never read with a seed per rank, on a larger data set; and a data set with fewer samples than ranks.
+
+read = {i for order in deal(samples=10_000, seed_per_rank=True) for i in order}
+never = 1 - len(read) / 10_000
+print(f"10000 samples, seed=rank: {never:.1%} are never read in this epoch")
+record("%", never=100 * never)
+for drop_last in (False, True):
+    tiny = deal(samples=2, drop_last=drop_last)
+    print(
+        f"2 samples, {drop_last=!s:5}  ",
+        "  ".join(f"rank {r}: {tiny[r]}" for r in range(RANKS)),
+    )
+assert tiny == [[]] * RANKS
+
+# %%
+# What to notice
+# --------------
+#
+# - Unshuffled, rank :math:`r` reads samples :math:`r`, :math:`r+p`, :math:`r+2p` and so on; shuffled, the same positions of one order that all ranks draw alike.
+# - Padding takes the first samples of the order, so with shuffling it hits others in each epoch.
+# - With ``drop_last=True`` and two samples, each rank has an empty epoch: the loop ends at once, and nothing was trained.
+# - A seed of its own on each rank makes four orders out of one, and :measured:`samplers.never:.1f` of a large data set are not read in this epoch.
+#   A rank skips a sample with probability :math:`1-1/p`, so all of them do with :math:`(1-1/p)^p`, which tends to :math:`1/e`.
+#
+# What this does not mean
+# -----------------------
+# That ranks must be seeded alike: dropout and augmentation want a seed per rank, and only the sampler's ``seed`` must be common.

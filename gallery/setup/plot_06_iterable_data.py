@@ -1,0 +1,115 @@
+"""
+Streams, ranks and workers
+==========================
+
+An ``IterableDataset`` has no sampler, so nothing divides it: every worker process of every rank gets a copy, and a copy yields everything.
+Two ranks with two workers each read the same shards, until each sample is read once and no rank waits for another.
+It serves :ref:`setup-iterable-data`.
+"""
+
+# %%
+# A shard stands for a file with two samples.
+# All ranks shuffle the list of shards alike, by the epoch; ``split`` says which part of it a copy takes.
+
+import multiprocessing
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from ddplab import LaunchError, device, launch
+from ddplab.plotting import FAINT, RANK_COLORS, describe, subplots
+
+RANKS, WORKERS, SIZE = 2, 2, 2
+
+
+class Shards(IterableDataset):
+    def __init__(self, shards, split, epoch=0):
+        self.shards, self.split, self.epoch = shards, split, epoch
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+
+    def __iter__(self):
+        info = get_worker_info()  # None in the main process
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        part, parts = 0, 1
+        if self.split == "by rank":
+            part, parts = self.rank, self.ranks
+        if self.split == "by rank and worker":
+            part, parts = worker * self.ranks + self.rank, workers * self.ranks
+        generator = torch.Generator().manual_seed(self.epoch)
+        for shard in torch.randperm(self.shards, generator=generator).tolist()[part::parts]:
+            yield from ((shard * SIZE + i, worker) for i in range(SIZE))
+
+
+def load(shards, split):
+    # A rank of launch may not have children unless it says so.
+    multiprocessing.current_process().daemon = False
+    options = {"num_workers": WORKERS, "multiprocessing_context": "fork"}
+    return DataLoader(Shards(shards, split), SIZE, **options)
+
+
+def readings(split):
+    return [pair for batch in load(6, split) for pair in torch.stack(batch, dim=1).tolist()]
+
+
+# %%
+# Each square is one reading, with rank and worker in it.
+
+fig, axes = subplots(3, 1, height_in=4.6, sharex=True, height_ratios=(4, 2.4, 1.6))
+describe(fig, "Who reads each of twelve samples, on two ranks with two workers, by split")
+for ax, split in zip(axes, ("no split", "by rank", "by rank and worker"), strict=True):
+    times = [0] * 6 * SIZE
+    for rank, pairs in enumerate(launch(readings, RANKS, split)):
+        for sample, worker in sorted(pairs):
+            ax.bar(sample, 0.86, 0.9, times[sample], color=RANK_COLORS[rank])
+            where = {"fontsize": 8, "ha": "center", "va": "center"}
+            ax.text(sample, times[sample] + 0.43, f"{rank}·{worker}", color=FAINT, **where)
+            times[sample] += 1
+    assert len(set(times)) == 1
+    ax.set_title(f"{split}: each sample {times[0]}×")
+    ax.set(yticks=[])
+    ax.spines["left"].set_visible(False)
+axes[-1].set(xlabel="sample", xticks=range(6 * SIZE))
+
+# %%
+# Seven shards do not divide by two ranks: one has a batch more, and waits in its backward for a rank that is done.
+# ``together`` asks before each step whether every rank has a batch.
+
+
+def together(loader):
+    batches = iter(loader)
+    while True:
+        batch = next(batches, None)
+        everyone = torch.tensor(int(batch is not None), device=device())
+        dist.all_reduce(everyone, dist.ReduceOp.MIN)
+        if not everyone:
+            return
+        yield batch
+
+
+def train(vote):
+    loader, model, steps = load(7, "by rank and worker"), DDP(nn.Linear(1, 1).to(device())), 0
+    for x, _ in together(loader) if vote else loader:
+        model(x[:, None].float().to(device())).sum().backward()
+        steps += 1
+    print(f"done after {steps} steps", flush=True)
+    return steps
+
+
+try:
+    launch(train, RANKS, False, timeout_s=6)
+    raise AssertionError("it did not hang")
+except LaunchError as error:
+    print(str(error).splitlines()[0])
+print("\nwith the vote:")
+steps = launch(train, RANKS, True)
+assert steps == [3, 3]
+
+# %%
+# What to notice
+# --------------
+#
+# - The parts are numbered ``worker * ranks + rank``, so that ranks differ by at most one shard; ``rank * workers + worker`` gives all spare shards to the low ranks.
+# - The vote costs one small all-reduce per step, and at the end batches that some ranks have and do not use.

@@ -1,0 +1,93 @@
+"""
+What a worker draws
+===================
+
+Random augmentation runs in the loader's worker processes, each with generators of its own.
+Do two ranks, two workers and two epochs draw different numbers?
+It serves :ref:`setup-worker-seeds`.
+"""
+
+# %%
+# A sample is what each of four sources draws for it: the global generators of torch, numpy and Python, and a generator that the data set keeps.
+
+import multiprocessing
+import random
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+from ddplab import launch, record
+
+SOURCES = ("torch", "numpy", "random", "kept")
+
+
+class Draws:
+    def __init__(self):
+        self.own = np.random.default_rng(0)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, _):
+        return torch.rand(()).item(), np.random.rand(), random.random(), self.own.random()
+
+
+def worker(seed_per_rank):
+    # A rank of launch may not have children unless it says so.
+    multiprocessing.current_process().daemon = False
+    torch.manual_seed(dist.get_rank() if seed_per_rank else 0)
+    data, options = Draws(), {"num_workers": 2, "multiprocessing_context": "fork"}
+    loader = DataLoader(data, 1, sampler=DistributedSampler(data), **options)
+    return [[[x.item() for x in sample] for sample in loader] for _ in range(2)]
+
+
+# %%
+# A rank has two samples in an epoch, one from each worker, and ``|`` stands between its two epochs: eight samples in all.
+
+for name, seed_per_rank in (("same seed on both ranks", False), ("seed + rank", True)):
+    drawn = launch(worker, 2, seed_per_rank)
+    print(f"{name:26}rank 0                       rank 1                       different")
+    different = {}
+    for i, source in enumerate(SOURCES):
+        epochs = ["  ".join(f"{s[i]:.3f}" for s in epoch) for rank in drawn for epoch in rank]
+        different[source] = len({s[i] for rank in drawn for epoch in rank for s in epoch})
+        lanes = f"{epochs[0]} | {epochs[1]}    {epochs[2]} | {epochs[3]}"
+        print(f"    {source:8}  {lanes}    {different[source]} of 8")
+    for source in SOURCES[:3]:
+        assert different[source] == (8 if seed_per_rank else 4)
+    assert different["kept"] == 1
+    record(
+        "of 8", **{("own_" if seed_per_rank else "same_") + s: different[s] for s in SOURCES}
+    )
+
+# %%
+# A remedy for all of it
+# ----------------------
+# A generator that is made for the sample, from seed, epoch and sample number, draws the same for it on any rank, in any worker, and after a resume.
+
+
+def augment(seed, epoch, i):
+    return np.random.default_rng([seed, epoch, i]).random()
+
+
+def by_sample():
+    data = list(DistributedSampler(range(4), shuffle=False))
+    return {(epoch, i): augment(0, epoch, i) for epoch in range(2) for i in data}
+
+
+results = [
+    {k: v for share in launch(by_sample, ranks) for k, v in share.items()}
+    for ranks in (1, 2, 4)
+]
+assert results[0] == results[1] == results[2]
+print(f"{len(set(results[0].values()))} of 8 differ, and are the same on 1, 2 and 4 ranks")
+
+# %%
+# What to notice
+# --------------
+#
+# - Each rank draws a base seed from its own torch generator at the start of an epoch, and a worker seeds torch, numpy and Python with base seed and worker number.
+#   So workers differ and epochs differ; ranks differ only if their generators do.
+# - The generator that the data set keeps is copied to each worker as it stands: :measured:`worker-seeds.own_kept` are different, however you seed.

@@ -1,0 +1,110 @@
+"""
+Taking up an epoch
+==================
+
+A run is stopped after five of an epoch's batches; the next has to begin with the sixth.
+What does it cost to get there, who knows the position, and does it survive another number of ranks?
+It serves :ref:`setup-resume-data`.
+"""
+
+# %%
+# ``Noted`` counts the samples that are read, and ``Counting`` the numbers that the loader has drawn.
+
+import multiprocessing
+
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+from ddplab import launch
+
+SAMPLES, BATCH, DONE = 64, 4, 5
+
+
+class Noted(list):
+    read = 0
+
+    def __getitem__(self, i):
+        self.read += 1
+        return super().__getitem__(i)
+
+
+class Counting(DistributedSampler):
+    drawn = 0
+
+    def __iter__(self):
+        for i in super().__iter__():
+            self.drawn += 1
+            yield i
+
+
+# %%
+# Where to begin
+# --------------
+# The order is drawn again from seed and epoch; the question is what is read on the way to its position.
+
+
+def resume(how):
+    data, sampler = Noted(range(SAMPLES)), DistributedSampler(range(SAMPLES))
+    order = list(sampler)[DONE * BATCH :] if how == "skip numbers" else sampler
+    batches = iter(DataLoader(data, BATCH, sampler=order))
+    for _ in range(DONE if how == "skip batches" else 0):
+        next(batches)
+    return next(batches).tolist(), data.read - BATCH
+
+
+whole = launch(lambda: list(DistributedSampler(range(SAMPLES))), 2)
+sixth = [order[DONE * BATCH :][:BATCH] for order in whole]
+for how in ("skip batches", "skip numbers"):
+    found = launch(resume, 2, how)
+    assert [batch for batch, _ in found] == sixth
+    reads = found[0][1]
+    print(f"{how}: rank 0 goes on with {found[0][0]}, after {reads} reads for nothing")
+
+# %%
+# What the sampler counts
+# -----------------------
+# With workers, the loader asks for batches ahead of time, so a counter in the sampler tells what was asked for.
+
+
+def ahead(workers, prefetch):
+    # A rank of launch may not have children unless it says so.
+    multiprocessing.current_process().daemon = False
+    sampler, options = Counting(range(SAMPLES)), {"multiprocessing_context": "fork"}
+    options |= {"num_workers": workers, "prefetch_factor": prefetch}
+    batches = iter(
+        DataLoader(range(SAMPLES), BATCH, sampler=sampler, **options if workers else {})
+    )
+    for _ in range(2):
+        next(batches)
+    return sampler.drawn // BATCH - 2
+
+
+for workers, prefetch in ((0, 0), (1, 2), (2, 2), (2, 3)):
+    early = launch(ahead, 2, workers, prefetch)[0]
+    assert early == workers * prefetch
+    print(f"{workers} workers × prefetch_factor {prefetch}: {early} batches ahead of training")
+
+# %%
+# With another number of ranks
+# ----------------------------
+# The global batch stays, and so each rank's share of it changes.
+
+
+def consumed(steps, global_batch):
+    share = global_batch // dist.get_world_size()
+    return list(DistributedSampler(range(SAMPLES)))[: steps * share]
+
+
+used = []
+for ranks in (1, 2, 4):
+    done = sorted(i for share in launch(consumed, ranks, 3, 8) for i in share)
+    print(f"3 steps, ranks: {ranks}  samples:", *done)
+    used.append(done)
+assert used[0] == used[1] == used[2]
+
+# %%
+# What to notice
+# --------------
+#
+# - Keep the number of steps, and compute the position from it: what was *trained* is what counts.
+# - Ranks take turns at one order, so after :math:`k` steps with global batch :math:`M` its first :math:`k\\,M` samples are used up, whatever the number of ranks.

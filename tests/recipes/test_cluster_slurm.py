@@ -1,0 +1,97 @@
+"""The batch scripts that readers take away, run by a real Slurm."""
+
+import functools
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm import Slurm, readers_folder
+
+Finished = Callable[[str, int], dict[int, str]]
+LIMIT_S = 100  # a job takes 5 to 15 s on two free cores; no result depends on it
+
+
+def hashes(said: str) -> dict[int, str]:
+    """Rank to the hash of its weights at the end."""
+    return {int(rank): weights for rank, weights in re.findall(r"^rank (\d+): weights (\w+)", said, re.MULTILINE)}
+
+
+@pytest.fixture(scope="module")
+def finished(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Run a batch script on two nodes, once: (script, processes per node) -> what the ranks ended with."""
+
+    @functools.cache
+    def run(script: str, per_node: int) -> dict[int, str]:
+        folder = readers_folder(tmp_path_factory.mktemp("job"))
+        job = slurm.sbatch(folder / script, f"--gpus-per-node={per_node}", args=["--checkpoint=never.pt"])
+        assert slurm.wait(job, LIMIT_S) == "COMPLETED", slurm.output(job)
+        return hashes(slurm.output(job))
+
+    return run
+
+
+@pytest.mark.parametrize(("script", "per_node"), [("train.sbatch", 1), ("train.sbatch", 2), ("srun_python.sbatch", 2)])
+def test_all_ranks_end_with_the_same_weights(finished: Finished, script: str, per_node: int) -> None:
+    said = finished(script, per_node)
+    assert sorted(said) == list(range(2 * per_node))
+    assert len(set(said.values())) == 1
+
+
+def test_srun_python_trains_as_srun_torchrun_does(finished: Finished) -> None:
+    assert finished("srun_python.sbatch", 2) == finished("train.sbatch", 2)
+
+
+def test_signal_save_requeue_resume(slurm: Slurm, folder: Path, finished: Finished) -> None:
+    """The signal is what the time limit sends (--signal=B:USR1@120), without waiting for it."""
+    job = slurm.sbatch(folder / "train.sbatch", "--gpus-per-node=1", args=["--wait-at=2"])
+    for rank in (0, 1):
+        slurm.wait_for(job, rf"rank {rank}: pid \d+, step 2", LIMIT_S)
+    slurm.command("scancel", "--signal=USR1", "--batch", str(job))
+    assert slurm.wait(job, LIMIT_S) == "COMPLETED", slurm.output(job)
+
+    said = slurm.output(job)
+    for rank in (0, 1):
+        assert f"rank {rank}: stops at step 2" in said
+        assert f"rank {rank}: resumes at step 2" in said
+    assert "User defined signal" not in said  # an agent that USR1 kills takes its ranks with it, saved or not
+    assert slurm.show(job)["Restarts"] == "1"
+    assert hashes(said) == finished("train.sbatch", 1)
+
+
+def test_train_py_is_requeued_and_resumes(slurm: Slurm, folder: Path) -> None:
+    recipes = Path(__file__).parents[2] / "gallery" / "recipes"
+    shutil.copytree(recipes / "data", folder / "data")
+    shutil.copy(recipes / "train.py", folder)
+    small = ["--width=32", "--layers=1", "--log-every=1"]
+    job = slurm.sbatch(folder / "train.sbatch", "--gpus-per-node=1", args=["--steps=1000000", *small])
+    slurm.wait_for(job, r"step +5 ", LIMIT_S)
+    slurm.command("scancel", "--signal=USR1", "--batch", str(job))
+    slurm.wait_for(job, r"resumed after step \d+", LIMIT_S)
+    slurm.command("scancel", str(job))
+    assert slurm.wait(job, LIMIT_S) == "CANCELLED"
+    assert slurm.show(job)["Restarts"] == "1"
+
+
+def test_a_training_that_fails_ends_the_job_on_all_nodes(slurm: Slurm, folder: Path) -> None:
+    program = folder / "train.py"
+    fails = "\nif os.environ['RANK'] == '1':\n    sys.exit('rank 1: no more')\n"
+    program.write_text(program.read_text().replace("\nSAVED = 75\n", fails))
+    job = slurm.sbatch(folder / "train.sbatch", "--gpus-per-node=1")
+    assert slurm.wait(job, LIMIT_S) == "FAILED", slurm.output(job)
+    assert "rank 1: no more" in slurm.output(job)
+
+
+def test_an_address_that_nobody_else_reaches_is_refused(slurm: Slurm, folder: Path) -> None:
+    """Debian writes `127.0.1.1 hostname` into /etc/hosts: other nodes would wait for minutes."""
+    node = slurm.nodes[0]
+    before = node.run(["cat", "/etc/hosts"])
+    node.hosts(f"127.0.1.1 {node.name}\n{before}")
+    try:
+        job = slurm.sbatch(folder / "train.sbatch")
+        assert slurm.wait(job, LIMIT_S) == "FAILED"
+    finally:
+        node.hosts(before)
+    assert slurm.output(job).startswith("node0 is 127.0.1.1 in its own /etc/hosts")

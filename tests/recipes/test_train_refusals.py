@@ -1,0 +1,158 @@
+"""What train.py cannot do it says in one line, on rank 0, and every rank leaves with code 2."""
+
+import resource
+import textwrap
+
+import pytest
+import torch
+
+from trainer import TINY, TRAIN, call, checkpoint, start, train
+
+
+def refusal(ranks: int, *args: object, how=call, **options) -> str:
+    first, *others = how(ranks, *args, **options)
+    assert [first.code, *(other.code for other in others)] == [2] * ranks, first.err
+    assert all(other.out == other.err == "" for other in others)
+    assert first.err.count("\n") == 1, first.err
+    assert first.err.startswith("train.py: error on rank ")
+    return first.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--batch", "many"], "argument --batch: invalid int value: 'many'"),
+        (["--stepz", 3], "unrecognized arguments: --stepz 3"),
+        (["--log-every", 0], "--log-every 0 is too small"),
+        (["--batch", 9], "--batch 9 is no multiple of 2"),
+        (["--data", "nowhere.txt"], "No such file or directory: 'nowhere.txt'"),
+        (["--data", __file__, "--batch", 100_000], "less than --batch 100000"),
+        (["--data", "/dev/null"], "has 0 letters"),
+        (["--dropout", 2], "dropout probability has to be between 0 and 1"),
+        (["--out", "/dev/null/here"], "Not a directory"),
+        (["--resume", "must"], "--resume must: there is no"),
+        (["--dataset", "mrpc"], "--model hf:NAME with --dataset mrpc"),
+        (["--model", "large"], "--model small goes with --dataset text"),
+    ],
+)
+def test_bad_flags_and_bad_data(flags, why, tmp_path):
+    assert why in refusal(2, "--out", tmp_path, *flags)
+
+
+def test_a_data_file_that_one_rank_cannot_see(tmp_path):
+    code = "import os, runpy, sys; os.chdir(sys.argv[1] if os.environ['RANK'] == '1' else '.'); "
+    code += "sys.argv = sys.argv[2:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    program = tmp_path / "elsewhere.py"
+    program.write_text(code)
+    (tmp_path / "here.txt").write_text("some text " * 300)
+    (tmp_path / "elsewhere").mkdir()
+    flags = [*TINY, "--data", "here.txt", "--out", tmp_path]
+    said = refusal(2, tmp_path / "elsewhere", TRAIN, *flags, how=start, program=program, cwd=tmp_path)
+    assert "error on rank 1: FileNotFoundError" in said
+
+
+def test_checkpoints_that_do_not_fit(tmp_path):
+    same = [*TINY, "--steps", 2, "--out", tmp_path]
+    train(1, *same)
+    path, whole = tmp_path / "checkpoint.pt", (tmp_path / "checkpoint.pt").read_bytes()
+
+    assert "is of another run: width was 16 and is 32" in refusal(2, *same, "--width", 32)
+    text = tmp_path / "other.txt"
+    text.write_text("other text " * 300)
+    assert "is of another run: data was" in refusal(1, *same, "--data", text)
+    assert path.read_bytes() == whole
+
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "cannot be read, --resume never begins anew" in refusal(2, *same)
+    torch.save({"weights": torch.ones(3)}, path)
+    assert "cannot be read, --resume never begins anew ('config')" in refusal(1, *same)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    same = [*TINY, "--steps", 3, "--save-every", 1]
+    train(1, *same, "--out", tmp_path, "--steps", 1)
+    whole = (tmp_path / "checkpoint.pt").read_bytes()
+
+    def few_bytes():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    said = refusal(2, *same, "--out", tmp_path, "--resume", "never", how=start, preexec_fn=few_bytes)
+    assert "File too large" in said or "PytorchStreamWriter" in said or "unexpected pos" in said
+    assert (tmp_path / "checkpoint.pt").read_bytes() == whole
+
+
+def test_a_loss_that_is_no_number_is_not_saved(tmp_path):
+    said = refusal(1, *TINY, "--lr", 1e30, "--save-every", 1, "--steps", 9, "--out", tmp_path)
+    assert "the loss is nan at step" in said
+    assert checkpoint(tmp_path)["step"] < 9
+    assert all(value.isfinite().all() for value in checkpoint(tmp_path)["model"].values())
+
+
+LIBRARIES = {
+    "transformers": """
+        import torch
+        class AutoTokenizer:
+            @classmethod
+            def from_pretrained(cls, name):
+                if name != "tiny":
+                    raise OSError(f"{name} is not a local folder\\nand is not a valid model identifier")
+                return cls()
+            def __call__(self, first, second, return_tensors, padding, truncation, max_length):
+                assert (return_tensors, padding, truncation) == ("pt", "max_length", True)
+                ids = torch.zeros(len(first), max_length, dtype=torch.long)
+                for row, (a, b) in enumerate(zip(first, second)):
+                    codes = [ord(letter) for letter in f"{a}|{b}"][:max_length]
+                    ids[row, :len(codes)] = torch.tensor(codes)
+                return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+        class Output:
+            def __init__(self, logits):
+                self.loss, self.logits = None, logits
+        class AutoModelForSequenceClassification(torch.nn.Module):
+            @classmethod
+            def from_pretrained(cls, name, num_labels):
+                AutoTokenizer.from_pretrained(name)
+                return cls(num_labels)
+            def __init__(self, num_labels):
+                super().__init__()
+                self.embed, self.head = torch.nn.Embedding(128, 16), torch.nn.Linear(16, num_labels)
+            def forward(self, input_ids=None, attention_mask=None):
+                weights = attention_mask.unsqueeze(-1)
+                return Output(self.head((self.embed(input_ids) * weights).sum(1) / weights.sum(1)))
+    """,
+    "datasets": """
+        def load_dataset(path, name):
+            assert (path, name) == ("nyu-mll/glue", "mrpc")
+            def rows(n):
+                same = [i % 3 > 0 for i in range(n)]
+                return {"sentence1": [f"rank {i}" for i in range(n)],
+                        "sentence2": ["yes" if yes else "no!" for yes in same],
+                        "label": [int(yes) for yes in same]}
+            return {"train": rows(96), "validation": rows(33)}
+    """,
+}
+
+
+@pytest.fixture
+def stand_ins(tmp_path):
+    """Two modules with the calls of transformers and datasets that train.py makes, and nothing behind them."""
+    folder = tmp_path / "libraries"
+    folder.mkdir()
+    for name, code in LIBRARIES.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(code))
+    return folder
+
+
+def test_a_hub_model_learns_mrpc_on_stand_ins(stand_ins, tmp_path):
+    flags = ["--dataset", "mrpc", "--model", "hf:tiny", "--context", 20, "--batch", 8, "--steps", 40, "--lr", 0.05]
+    said = train(2, *flags, "--out", tmp_path, how=start, env={"PYTHONPATH": str(stand_ins)})
+    assert "accuracy 100.0%" in said
+    assert set(checkpoint(tmp_path)["model"]) == {"embed.weight", "head.weight", "head.bias"}
+
+
+def test_a_hub_that_has_no_such_model_or_libraries_that_are_missing(stand_ins, tmp_path):
+    flags = ["--dataset", "mrpc", "--out", tmp_path, "--model"]
+    env = {"PYTHONPATH": str(stand_ins)}
+    said = refusal(2, *flags, "hf:absent", how=start, env=env)
+    assert "OSError: absent is not a local folder and is not a valid model identifier" in said
+    (stand_ins / "transformers.py").write_text("raise ModuleNotFoundError(\"No module named 'transformers'\")")
+    assert "ModuleNotFoundError: No module named 'transformers'" in refusal(1, *flags, "hf:tiny", how=start, env=env)
