@@ -30,7 +30,7 @@ _EVIDENCE = re.compile(r"(lab|claim|section):(\S+)")
 class CardError(ValueError):
     """A card is not as it should be; ``reason`` and ``line`` say what and where, the message says both and the file."""
 
-    def __init__(self, reason: str, path: Path, line: int) -> None:  # noqa: D107
+    def __init__(self, reason: str, path: Path, line: int) -> None:
         super().__init__(f"{path}:{line}: {reason}")
         self.reason, self.line = reason, line
 

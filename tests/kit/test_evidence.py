@@ -10,7 +10,7 @@ from ddplab import evidence
 
 @pytest.fixture
 def kit(tmp_path, monkeypatch):
-    """A kit of three modules, of which ``b`` imports ``c``."""
+    """A kit of three modules, of which ``b`` imports ``c``, and a package of two, of which ``two`` imports ``c``."""
     folder = tmp_path / "gallery" / "ddplab"
     folder.mkdir(parents=True)
     (tmp_path / "gallery" / "recipes").mkdir()
@@ -19,6 +19,10 @@ def kit(tmp_path, monkeypatch):
     (folder / "a.py").write_text("launch = 1\n")
     (folder / "b.py").write_text("def f():\n    from . import c\n    return c\n")
     (folder / "c.py").write_text("x = 1\n")
+    (folder / "many").mkdir()
+    (folder / "many" / "__init__.py").write_text("")
+    (folder / "many" / "one.py").write_text("x = 1\n")
+    (folder / "many" / "two.py").write_text("from ..c import x\nfrom .one import x as y\n")
     monkeypatch.setattr(evidence, "_KIT", folder)
     return folder
 
@@ -39,12 +43,16 @@ def script(kit: Path, text: str) -> Path:
         ("import ddplab.c\n", "c"),
         ("import ddplab\n", "a"),
         ("def worker():\n    from ddplab.c import x\n", "c"),
+        ("from ddplab.many.one import x\n", "many/one"),
+        ("from ddplab.many import two\n", "many/two many/one c many/__init__"),
+        ("from ddplab import many\n", "many/__init__"),
+        ("import ddplab.many.two\n", "many/two many/one c"),
     ],
 )
 def test_key_changes_with_what_the_script_imports_and_with_nothing_else(kit, text, changes_with):
     path = script(kit, text)
     before = evidence.key(path)
-    for name in "abc":
+    for name in ("a", "b", "c", "many/__init__", "many/one", "many/two"):
         module = kit / f"{name}.py"
         original = module.read_text()
         module.write_text(original + "# changed\n")
@@ -59,6 +67,18 @@ def test_key_changes_with_a_recipe_that_the_script_names(kit):
     before = evidence.key(path)
     (kit.parent / "recipes" / "hello.py").write_text("pass  # changed\n")
     assert evidence.key(path) != before
+
+
+def test_key_changes_with_an_exercise_that_the_script_names_and_with_what_grades_it(kit):
+    grader = kit.parent / "exercises" / "no-sync" / "grader.py"
+    grader.parent.mkdir(parents=True)
+    for path in (grader, kit / "cli_grade.py"):
+        path.write_text("from ddplab import c\n")
+    path = script(kit, 'run("grade", "no-sync")\n')
+    for part in (grader, kit / "cli_grade.py", kit / "c.py"):
+        before = evidence.key(path)
+        part.write_text(part.read_text() + "# changed\n")
+        assert evidence.key(path) != before, part
 
 
 def test_key_names_file_and_line_of_a_syntax_error(kit):

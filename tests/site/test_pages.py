@@ -17,6 +17,9 @@ PAGES = [
     "index.html",
     "idea.html",
     "internals.html",
+    "from_scratch.html",
+    "museum.html",
+    "setup.html",
     "claims.html",
     "edition.html",
     "glossary.html",
@@ -24,6 +27,9 @@ PAGES = [
     "labs/internals/plot_03_ring_allreduce.html",
     "labs/internals/plot_05_bucket_xray.html",
     "labs/idea/plot_02_mean_of_means.html",
+    "labs/from_scratch/plot_10_grade_yourself.html",
+    "labs/museum/plot_05_two_forwards_two_backwards.html",
+    "labs/setup/plot_04_hello_ranks.html",
 ]
 # Found in the theme, not in the book; each with its reason.
 THEME = {

@@ -21,7 +21,7 @@ import labs  # noqa: E402
 from problems import Stop  # noqa: E402
 
 CONF = """
-extensions = ["myst_parser", "measured", "claims", "cards", "deck_cards", "flashcards"]
+extensions = ["myst_parser", "measured", "claims", "cards", "deck_cards", "flashcards", "code_diff"]
 myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["labs/**/*.json"]
 html_theme = "basic"

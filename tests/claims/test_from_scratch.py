@@ -1,0 +1,332 @@
+"""The stages of the class from scratch, and the class itself beside torch's DDP."""
+
+import torch
+import torch.distributed as dist
+from proof import proves
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import device, launch
+from ddplab.gaps import flat_gradients, flat_weights, gap
+from ddplab.scratch import DDP, accumulate, broadcast, flat, naive, overlap, verify
+from ddplab.torch_private import flight_records
+
+
+def network(seed=0, width=64):
+    """Two blocks with BatchNorm and a head: 10 parameters, 6 buffers."""
+    torch.manual_seed(seed)
+    first = [nn.Linear(16, width), nn.BatchNorm1d(width), nn.Tanh()]
+    second = [nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh()]
+    return nn.Sequential(*first, *second, nn.Linear(width, 4)).to(device())
+
+
+def batches(count):
+    """Data of this rank's own."""
+    generator = torch.Generator().manual_seed(1 + dist.get_rank())
+    return torch.randn(count, 8, 16, generator=generator).to(device())
+
+
+def state(model):
+    """Parameters, buffers and gradients as one vector."""
+    buffers = [buffer.flatten().double().cpu() for buffer in model.buffers()]
+    return torch.cat([flat_weights(model).double(), *buffers, flat_gradients(model).double()])
+
+
+# -- the stages ---------------------------------------------------------------------------------------
+
+
+@proves("scratch-verifies")
+def test_different_models_raise_on_every_rank():
+    """Stage 1 compares values, the whole class names, shapes and types; all ranks say what rank 1 has otherwise."""
+
+    def worker(wrap, build):
+        try:
+            wrap(build(dist.get_rank()))
+        except ValueError as error:
+            return str(error)
+        return "equal"
+
+    def width(rank):
+        return network(width=64 + rank % 2)
+
+    def dtype(rank):
+        return network().to(torch.float64 if rank == 1 else torch.float32)
+
+    cases = [
+        (verify.DDP, lambda rank: network(seed=rank % 2), "0.weight on rank 1 differs from rank 0"),
+        (DDP, width, "0.weight (64, 16) torch.float32 trained on rank 0, but 0.weight (65, 16)"),
+        (DDP, dtype, "0.weight (64, 16) torch.float32 trained on rank 0, but 0.weight (64, 16) torch.float64"),
+        (DDP, lambda rank: nn.Linear(2, 2, bias=rank != 1), "bias (2,) torch.float32 trained on rank 0, but missing"),
+        (verify.DDP, lambda rank: network(), "equal"),
+        (DDP, lambda rank: network(), "equal"),
+    ]
+    for wrap, build, text in cases:
+        assert all(text in said for said in launch(worker, 3, wrap, build))
+
+
+@proves("scratch-broadcasts")
+def test_the_constructor_gives_every_rank_rank_0s_model():
+    """Every rank seeds by itself, and fills a running mean with its own number; rank 0's values are left."""
+
+    def worker(wrap):
+        net = network(seed=dist.get_rank())
+        net[1].running_mean.fill_(dist.get_rank())
+        before = state(net)
+        return before, state(wrap(net))
+
+    for ranks in (2, 3, 4):
+        for wrap in (broadcast.DDP, DDP):
+            before, after = zip(*launch(worker, ranks, wrap), strict=True)
+            assert gap(before) > 0
+            assert all(torch.equal(rank, before[0]) for rank in after)
+
+
+@proves("naive-equals-ddp")
+def test_one_allreduce_per_parameter_gives_the_gradients_of_ddp():
+    """One backward of each: equal bit for bit on two ranks, where a sum has one order; within rounding on more."""
+
+    def gradients(wrap):
+        model = wrap(network())
+        model(batches(1)[0]).square().mean().backward()
+        if wrap is naive.DDP:
+            model.sync_gradients()
+        return flat_gradients(model)
+
+    def worker():
+        return gradients(naive.DDP), gradients(DistributedDataParallel)
+
+    for ranks in (2, 3, 4):
+        for ours, torchs in launch(worker, ranks):
+            torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-7)
+            assert ranks > 2 or torch.equal(ours, torchs)
+
+
+@proves("scratch-no-sync-nests")
+def test_no_sync_restores_what_held_before():
+    """Within an outer no_sync nothing is sent, also behind an inner one; after an exception sending goes on."""
+
+    def worker(wrap):
+        model, x, sent = wrap(network()), batches(1)[0], []
+
+        def step():
+            before = len(flight_records())
+            model(x).square().mean().backward()
+            if wrap is accumulate.DDP:
+                model.sync_gradients()
+            sent.append("all_reduce" in [entry.operation for entry in flight_records()[before:]])
+
+        with model.no_sync():
+            with model.no_sync():
+                step()
+            step()
+        step()
+        try:
+            with model.no_sync():
+                raise ValueError
+        except ValueError:
+            step()
+        return sent
+
+    for wrap in (accumulate.DDP, DDP, DistributedDataParallel):
+        assert launch(worker, 2, wrap) == [[False, False, True, True]] * 2
+
+
+@proves("flat-one-allreduce")
+def test_the_flat_stage_sends_all_gradients_in_one_allreduce():
+    """Counted by the flight recorder; stage naive sends as many elements, one message per parameter."""
+
+    def worker(stage):
+        model = stage.DDP(network())
+        model(batches(1)[0]).square().mean().backward()
+        before = len(flight_records())
+        model.sync_gradients()
+        sent = [(entry.operation, entry.elements) for entry in flight_records()[before:]]
+        return sent, flat_gradients(model)
+
+    sizes = [p.numel() for p in network().parameters()]
+    for (one, flattened), (many, per_parameter) in zip(launch(worker, 2, flat), launch(worker, 2, naive), strict=True):
+        assert one == [("all_reduce", sum(sizes))]
+        assert many == [("all_reduce", size) for size in sizes]
+        assert torch.equal(flattened, per_parameter)
+
+
+# -- overlap ------------------------------------------------------------------------------------------
+
+
+@proves("overlap-launches-inside-backward")
+def test_buckets_are_launched_before_the_last_gradient():
+    """With a bucket per layer, readiness and launches alternate; stage flat launches when all gradients are there."""
+
+    def worker(wrap, **options):
+        layers = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(4)]).to(device())
+        model, all_reduce, events = wrap(layers, **options), dist.all_reduce, []
+
+        def noted(*args, **kwargs):
+            events.append("launch")
+            return all_reduce(*args, **kwargs)
+
+        for p in layers.parameters():
+            p.register_hook(lambda _: events.append("ready"))
+        dist.all_reduce = noted
+        model(batches(1)[0]).sum().backward()
+        if wrap is flat.DDP:
+            model.sync_gradients()
+        return events
+
+    one_layer = {"bucket_cap_mb": 16 * 16 * 4 / 2**20}
+    for wrap in (overlap.DDP, DDP):
+        assert launch(lambda wrap=wrap: worker(wrap, **one_layer), 2) == [["ready", "launch"] * 4] * 2
+    assert launch(worker, 2, flat.DDP) == [["ready"] * 4 + ["launch"]] * 2
+
+
+class Fork(nn.Module):
+    """Two branches: on rank 0 the gradient of ``a`` is ready first, on the others that of ``b``."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 8, bias=False), nn.Linear(16, 4, bias=False)
+
+    def forward(self, x):
+        branches = [self.b, self.a] if dist.get_rank() == 0 else [self.a, self.b]
+        return sum(branch(x).square().mean() for branch in branches)
+
+
+def run_fork(wrap, steps=3):
+    """Return for each step which gradient was ready first, the sizes of the all-reduces in order, the gradients."""
+    torch.manual_seed(0)
+    model, x, ready, seen = wrap(Fork().to(device()), bucket_cap_mb=1e-4), batches(1)[0], [], []
+    for p in model.parameters():
+        p.register_hook(lambda grad: ready.append(grad.numel()))
+    for _ in range(steps):
+        model.zero_grad()
+        loss, before = model(x), len(flight_records())
+        loss.backward()
+        sent = [entry.elements for entry in flight_records()[before:] if entry.operation == "all_reduce"]
+        seen.append((ready[-2:], sent, flat_gradients(model)))
+    return seen
+
+
+@proves("scratch-launch-order-agreed")
+def test_ranks_launch_the_same_buckets_in_the_same_order():
+    """Gradients arrive in different orders; the all-reduces of both ranks pair up, and the sums are torch's."""
+    torchs = launch(run_fork, 2, DistributedDataParallel)[0]
+    for wrap in (overlap.DDP, DDP):
+        for (ready, sent, mean), (also_ready, also_sent, also_mean), expected in zip(
+            *launch(run_fork, 2, wrap), torchs, strict=True
+        ):
+            assert ready == also_ready[::-1]
+            assert sent == also_sent
+            assert len(sent) == 2
+            assert torch.equal(mean, expected[2])
+            assert torch.equal(also_mean, expected[2])
+
+
+@proves("scratch-rebuilds")
+def test_buckets_follow_rank_0s_ready_order_from_the_second_forward_on():
+    """First in the reverse order of registration, b before a; then a first, as rank 0 found it, on every rank."""
+    a, b = 16 * 8, 16 * 4
+    for ranks in (2, 3):
+        for seen in launch(run_fork, ranks, DDP):
+            assert [sent for _, sent, _ in seen] == [[b, a], [a, b], [a, b]]
+
+
+# -- equality with torch's DDP --------------------------------------------------------------------------
+
+
+def train(wrap, steps=30, warm_up=False, **options):
+    """Train with momentum and two micro-batches per step; return :func:`state` after each step.
+
+    A warm-up is one backward without a step: after it all buckets are those of the ready order.
+    """
+    model, data = wrap(network(), **options), batches(2 * steps)
+    optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), []
+    if warm_up:
+        model(data[-1]).square().mean().backward()
+    for first, second in data.split(2):
+        optimizer.zero_grad()
+        with model.no_sync():
+            model(first).square().mean().backward()
+        model(second).square().mean().backward()
+        optimizer.step()
+        kept.append(state(model))
+    return torch.stack(kept)
+
+
+@proves("scratch-equals-torch-bitwise")
+def test_two_ranks_agree_with_torch_in_every_bit():
+    """Parameters, buffers and gradients after each of 30 steps, with one bucket and with several."""
+
+    def worker():
+        return [(train(DDP, **o), train(DistributedDataParallel, **o)) for o in ({}, {"bucket_cap_mb": 0.01})]
+
+    for pairs in launch(worker, 2):
+        for ours, torchs in pairs:
+            assert ours[-1].ne(ours[0]).any()
+            assert torch.equal(ours, torchs)
+
+
+@proves("scratch-equals-torch-rounding")
+def test_more_ranks_agree_with_torch_within_rounding():
+    """After 30 steps the largest difference is below 1e-6, with weights and gradients of about 1."""
+
+    def worker():
+        return [(train(DDP, **o), train(DistributedDataParallel, **o)) for o in ({}, {"bucket_cap_mb": 0.01})]
+
+    for ranks in (3, 4):
+        for ours, torchs in launch(worker, ranks)[0]:
+            torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
+
+
+@proves("same-buckets-same-bits")
+def test_with_equal_plans_more_ranks_agree_in_every_bit_too():
+    """Plans are equal from the first step: after a warm-up, or with a bucket per parameter and no rebuild."""
+
+    def worker():
+        one_each = {"bucket_cap_mb": 1e-6, "find_unused_parameters": True}
+        warm = [{"warm_up": True}, {"warm_up": True, "bucket_cap_mb": 0.01}]
+        return [[train(wrap, steps=10, **o) for wrap in (DDP, DistributedDataParallel)] for o in (*warm, one_each)]
+
+    for ranks in (3, 4):
+        for ours, torchs in launch(worker, ranks, quiet=True)[0]:
+            assert torch.equal(ours, torchs)
+
+
+@proves("caps-move-the-bits")
+def test_two_torch_ddps_with_different_caps_differ_by_rounding():
+    """No line of ours is involved: equal bits on two ranks, other last bits on three and four."""
+
+    def worker():
+        return train(DistributedDataParallel), train(DistributedDataParallel, bucket_cap_mb=0.01)
+
+    for ranks in (2, 3, 4):
+        default, small = launch(worker, ranks)[0]
+        assert torch.equal(default, small) == (ranks == 2)
+        torch.testing.assert_close(default, small, rtol=1e-5, atol=1e-6)
+
+
+@proves("scratch-takes-torch-hooks")
+def test_torchs_own_comm_hooks_run_on_our_buckets():
+    """Plain, compressed to fp16, and PowerSGD with a warm start: four steps, and torch's gradients bit for bit."""
+
+    def gradients(wrap, make_state, hook):
+        model, x = wrap(network()), batches(1)[0]
+        model.register_comm_hook(make_state(), hook)
+        for _ in range(4):
+            model.zero_grad()
+            model(x).square().mean().backward()
+        return flat_gradients(model)
+
+    def low_rank():
+        return PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1)
+
+    def worker():
+        hooks = [(lambda: None, allreduce_hook), (lambda: None, fp16_compress_hook), (low_rank, powerSGD_hook)]
+        return [[gradients(wrap, *hook) for wrap in (DDP, DistributedDataParallel)] for hook in hooks]
+
+    for plain, fp16, power in launch(worker, 2, quiet=True):
+        for ours, torchs in (plain, fp16, power):
+            assert torch.equal(ours, torchs)
+        assert 0 < gap([plain[0], fp16[0]]) < 1e-3
+        assert gap([plain[0], power[0]]) > 1e-3

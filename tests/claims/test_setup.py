@@ -1,0 +1,344 @@
+"""How processes become ranks: variables, stores, process groups, and what launchers do besides."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from proof import proves
+
+from ddplab import LaunchError, launch
+from ddplab.recipes import FOLDER
+
+NEEDED = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
+CLEAN = {name: text for name, text in os.environ.items() if not name.startswith(("OMP_", "SLURM_", "TORCHELASTIC_"))}
+
+
+def torchrun(program, *options, env=CLEAN):
+    """Start torchrun as a user would; a program is a file of gallery/recipes or the text of one."""
+    command = [sys.executable, "-m", "torch.distributed.run", *options]
+    command += [program] if program.endswith(".py") else ["--no-python", sys.executable, "-c", program]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=FOLDER, env=env, text=True, start_new_session=True, **pipes)
+
+
+def said(process):
+    """What it printed until its end, which must come soon."""
+    try:
+        return process.communicate(timeout=60)[0]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def told(process):
+    """The variables that each rank of variables.py was told, in rank order."""
+    lines = said(process).replace("}{", "}\n{").splitlines()
+    return sorted((json.loads(line) for line in lines if line.startswith("{")), key=lambda v: int(v["RANK"]))
+
+
+def sum_over_ranks():
+    """What an all-reduce of 1, 2, … gives; a group that works gives the same on all ranks."""
+    total = torch.tensor(dist.get_rank() + 1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+# -- variables ------------------------------------------------------------------------------------
+
+
+@proves("setup-torchrun-variables")
+def test_torchrun_sets_the_variables_of_its_ranks():
+    """Two ranks of one node: numbers from 0, sizes 2, the same meeting point; `python` alone is told nothing."""
+    ranks = told(torchrun("variables.py", "--standalone", "--nproc-per-node=2"))
+    assert [v["RANK"] for v in ranks] == [v["LOCAL_RANK"] for v in ranks] == ["0", "1"]
+    for name, text in [("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("GROUP_RANK", "0")]:
+        assert [v[name] for v in ranks] == [text, text]
+    assert len({(v["MASTER_ADDR"], v["MASTER_PORT"]) for v in ranks}) == 1
+    alone = subprocess.check_output([sys.executable, "variables.py"], cwd=FOLDER, env=CLEAN, text=True)
+    assert json.loads(alone) == {}
+
+
+@proves("setup-spawn-sets-nothing")
+def test_spawn_sets_no_variables(tmp_path):
+    """A spawned process has its parent's environment and nothing more; its number comes as an argument."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\n"
+        "from torch import multiprocessing as mp\n"
+        "def show(number):\n"
+        "    print(number, sorted(set(os.environ) & {'RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR'}))\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(show, nprocs=2)\n"
+    )
+    printed = subprocess.check_output([sys.executable, program], env=CLEAN, text=True)
+    assert sorted(printed.splitlines()) == ["0 []", "1 []"]
+
+
+@proves("setup-torchrun-threads")
+def test_torchrun_gives_each_rank_one_thread_unless_told_otherwise():
+    """OMP_NUM_THREADS is 1 for several ranks per node, the user's value where there is one, unset for one rank."""
+    for nproc, env, expected in [(2, {}, "1"), (2, {"OMP_NUM_THREADS": "3"}, "3"), (1, {}, None)]:
+        ranks = told(torchrun("variables.py", "--standalone", f"--nproc-per-node={nproc}", env=CLEAN | env))
+        assert [v.get("OMP_NUM_THREADS") for v in ranks] == [expected] * nproc
+
+
+@proves("setup-torchrun-reads-pet")
+def test_torchrun_takes_options_from_the_environment():
+    """PET_NPROC_PER_NODE stands for --nproc-per-node; an option on the command line has precedence."""
+    env = CLEAN | {"PET_NPROC_PER_NODE": "2", "PET_NNODES": "1"}
+    assert len(told(torchrun("variables.py", "--standalone", env=env))) == 2
+    assert len(told(torchrun("variables.py", "--standalone", "--nproc-per-node=1", env=env))) == 1
+
+
+@proves("setup-c10d-numbers-nodes-by-address")
+def test_c10d_numbers_nodes_in_the_order_of_their_addresses():
+    """Two agents, whichever has --node-rank 0: 127.0.0.10 is node 0 and 127.0.0.2 node 1, and so are their ranks."""
+    for wanted in (0, 1):
+        with socket.create_server(("127.0.0.2", 0)) as probe:
+            meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.2:{probe.getsockname()[1]}", "--nnodes=2"]
+        agents = [
+            torchrun("variables.py", *meet, f"--local-addr={address}", f"--node-rank={node}", "--nproc-per-node=2")
+            for address, node in [("127.0.0.2", wanted), ("127.0.0.10", 1 - wanted)]
+        ]
+        numbers = [[(v["GROUP_RANK"], v["RANK"]) for v in told(agent)] for agent in agents]
+        assert numbers == [[("1", "2"), ("1", "3")], [("0", "0"), ("0", "1")]]
+
+
+@proves("setup-standalone-is-alone")
+def test_two_standalone_agents_are_two_jobs():
+    """At the same time on one host: both have ranks 0 and 1 and a world size of 2, and they meet at two ports."""
+    agents = [torchrun("variables.py", "--standalone", "--nproc-per-node=2") for _ in range(2)]
+    jobs = [told(agent) for agent in agents]
+    assert [[(v["RANK"], v["WORLD_SIZE"]) for v in job] for job in jobs] == [[("0", "2"), ("1", "2")]] * 2
+    assert jobs[0][0]["MASTER_PORT"] != jobs[1][0]["MASTER_PORT"]
+
+
+@proves("setup-one-failure-ends-all")
+def test_torchrun_ends_all_ranks_when_one_fails():
+    """Rank 1 leaves with code 3 while rank 0 would sleep for minutes; torchrun ends it, reports 3 and exits with 1."""
+    program = "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(300)"
+    agent = torchrun(program, "--standalone", "--nproc-per-node=2")
+    printed = said(agent)
+    assert agent.returncode == 1
+    assert "exitcode  : 3" in printed
+
+
+# -- the meeting ----------------------------------------------------------------------------------
+
+
+@proves("setup-env-needs-four")
+def test_env_needs_four_variables_and_no_other():
+    """Without one of the four an error names it; with these four only, and nothing of LOCAL_RANK, a group is made."""
+
+    def without(name):
+        for other in set(os.environ) - set(NEEDED):
+            del os.environ[other]
+        os.environ.pop(name, None)
+        try:
+            dist.init_process_group("gloo")
+        except ValueError as error:
+            return str(error)
+        return sum_over_ranks()
+
+    for name in NEEDED:
+        for error in launch(without, 2, name, init=False):
+            assert f"environment variable {name} expected, but not set" in error
+    assert launch(without, 2, "LOCAL_RANK", init=False) == [3, 3]
+
+
+@proves("setup-init-methods-agree")
+def test_all_ways_give_a_group_that_works(tmp_path):
+    """env://, tcp://, file:// and a store that is passed in: the same all-reduce, on 2 and 3 ranks."""
+
+    def reduce(way, path):
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        ways = {
+            "env": {},
+            "tcp": {"init_method": f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"},
+            "file": {"init_method": f"file://{path}"},
+            "store": {"store": dist.FileStore(path, size)},
+        }
+        dist.init_process_group("gloo", **ways[way], **({} if way == "env" else {"rank": rank, "world_size": size}))
+        return sum_over_ranks()
+
+    for ranks, total in (2, 3), (3, 6):
+        for way in ("env", "tcp", "file", "store"):
+            assert launch(reduce, ranks, way, str(tmp_path / f"{way}{ranks}"), init=False) == [total] * ranks
+
+
+@proves("setup-store-get-waits")
+def test_a_store_waits_for_a_key():
+    """Rank 1 asks half a second before rank 0 answers, and gets the answer; for a key that nobody sets it times out."""
+
+    def ask():
+        rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=timedelta(seconds=5))
+        asked_s = time.monotonic()
+        if rank == 0:
+            time.sleep(0.5)
+            store.set("key", "value")
+        value, waited_s = store.get("key"), time.monotonic() - asked_s
+        store.set_timeout(timedelta(seconds=0.2))
+        with pytest.raises(dist.DistStoreError):
+            store.get("never")
+        store.add("done", 1)
+        while rank == 0 and store.add("done", 0) < 2:  # rank 0 has the store and leaves last
+            time.sleep(0.01)
+        return value, waited_s
+
+    for value, waited_s in launch(ask, 2, init=False):
+        assert value == b"value"
+        assert waited_s >= 0.45
+
+
+@proves("setup-init-waits-for-all")
+def test_gloo_init_returns_when_the_last_rank_has_entered():
+    """Rank 2 enters a second after the others; no rank leaves before that."""
+
+    def enter():
+        if os.environ["RANK"] == "2":
+            time.sleep(1)
+        entered_s = time.monotonic()  # one clock for all processes of a machine
+        dist.init_process_group("gloo")
+        return entered_s, time.monotonic()
+
+    times = launch(enter, 3, init=False)
+    last_s = max(entered_s for entered_s, _ in times)
+    assert last_s - times[0][0] > 0.5
+    assert all(left_s >= last_s for _, left_s in times)
+
+
+@proves("setup-missing-rank-times-out")
+def test_a_missing_rank_is_reported_after_the_timeout():
+    """With a timeout of 1 s: rank 0 alone says how many came, rank 1 alone whom it could not reach."""
+
+    def alone(who):
+        if int(os.environ["RANK"]) != who:
+            return ""
+        began_s = time.monotonic()
+        with pytest.raises(dist.DistError) as caught:
+            dist.init_process_group("gloo", timeout=timedelta(seconds=1))
+        assert 1 <= time.monotonic() - began_s < 20
+        return str(caught.value)
+
+    assert "1/2 clients joined" in launch(alone, 2, 0, init=False, env=QUIET)[0]
+    assert "timed out" in (text := launch(alone, 2, 1, init=False, env=QUIET)[1])
+    assert "127.0.0.1" in text
+
+
+@proves("setup-file-outlives-a-killed-run")
+def test_a_killed_run_leaves_its_file_and_its_addresses(tmp_path):
+    """After a run that ends well the file is gone; after one that was killed it still has the ranks' addresses."""
+
+    def meet(path, *, kill):
+        dist.init_process_group("gloo", init_method=f"file://{path}", rank=int(os.environ["RANK"]), world_size=2)
+        dist.barrier()
+        if kill:
+            time.sleep(0.2)  # let the other rank through the barrier
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    well, killed = tmp_path / "well", tmp_path / "killed"
+    launch(lambda: meet(well, kill=False), 2, init=False)
+    assert not well.exists()
+    with pytest.raises(LaunchError):
+        launch(lambda: meet(killed, kill=True), 2, init=False)
+    assert b"cpu//" in killed.read_bytes()
+
+
+@proves("setup-who-holds-the-store")
+def test_who_listens_at_the_master_port():
+    """Without torchrun it is rank 0; under torchrun no rank does, because the agent holds the store."""
+
+    def listens():
+        dist.init_process_group("gloo")
+        port = int(os.environ["MASTER_PORT"])
+        return any(c.laddr.port == port and c.status == "LISTEN" for c in psutil.Process().net_connections())
+
+    assert launch(listens, 3, init=False) == [True, False, False]
+    program = (
+        "import os, psutil, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "port = int(os.environ['MASTER_PORT'])\n"
+        "mine = psutil.Process().net_connections()\n"
+        "print('listens:', any(c.laddr.port == port and c.status == 'LISTEN' for c in mine), flush=True)\n"
+        "last = dist.barrier(async_op=True)\n"
+        "last.wait()\n"
+    )
+    printed = said(torchrun(program, "--standalone", "--nproc-per-node=2"))
+    assert printed.count("listens: False") == 2, printed
+
+
+@proves("setup-port-taken")
+def test_a_taken_port_fails_at_once():
+    """Another program listens at MASTER_PORT: rank 0 does not wait for the timeout, and does not join that program."""
+
+    def enter():
+        began_s = time.monotonic()
+        with socket.create_server(("", 0)) as other:
+            os.environ["MASTER_PORT"] = str(other.getsockname()[1])
+            with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
+                dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        return time.monotonic() - began_s
+
+    assert launch(enter, 1, init=False, env=QUIET)[0] < 30
+
+
+# -- the group ------------------------------------------------------------------------------------
+
+
+@proves("setup-one-default-group")
+def test_one_default_group_at_a_time():
+    """A second init_process_group raises; after destroy_process_group it works again."""
+
+    def twice():
+        dist.init_process_group("gloo")
+        with pytest.raises(ValueError, match="twice"):
+            dist.init_process_group("gloo")
+        dist.barrier()
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        return sum_over_ranks()
+
+    assert launch(twice, 2, init=False) == [3, 3]
+
+
+@proves("setup-default-backend")
+def test_without_a_backend_each_device_type_gets_its_own():
+    """init_process_group() alone: gloo serves CPU tensors, whatever accelerator there is."""
+
+    def default():
+        dist.init_process_group()
+        return dist.get_backend_config(), sum_over_ranks()
+
+    for config, total in launch(default, 2, init=False):
+        assert "cpu:gloo" in config
+        assert total == 3
+
+
+@proves("setup-timeout-per-group")
+def test_a_group_has_its_own_timeout():
+    """A second group with 0.5 s gives up while the default group, with 60 s, is left as it was."""
+
+    def late():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        quick = dist.new_group(timeout=timedelta(seconds=0.5))
+        began_s = time.monotonic()
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+                dist.all_reduce(torch.ones(1), group=quick)  # rank 1 does not take part
+        waited_s = time.monotonic() - began_s
+        return waited_s, sum_over_ranks()
+
+    (waited_s, total), (_, other) = launch(late, 2, init=False)
+    assert 0.4 < waited_s < 20
+    assert total == other == 3
