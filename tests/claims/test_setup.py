@@ -270,7 +270,8 @@ def test_who_listens_at_the_master_port():
         "dist.init_process_group('gloo')\n"
         "port = int(os.environ['MASTER_PORT'])\n"
         "mine = psutil.Process().net_connections()\n"
-        "print('listens:', any(c.laddr.port == port and c.status == 'LISTEN' for c in mine), flush=True)\n"
+        "listens = any(c.laddr.port == port and c.status == 'LISTEN' for c in mine)\n"
+        "print(f'listens: {listens}\\n', end='', flush=True)\n"
         "last = dist.barrier(async_op=True)\n"
         "last.wait()\n"
     )
