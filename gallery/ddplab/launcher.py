@@ -8,6 +8,7 @@ Here a fork server imports torch once; each rank is forked from it and receives 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -52,6 +53,7 @@ class _Failure:
     rank: int
     at_s: float
     text: str
+    error: str = ""  # of an exception: its type and text, without the traceback
 
     def blame(self) -> tuple[bool, float]:
         """Sort key: causes before consequences, then the earliest."""
@@ -86,6 +88,45 @@ def launch(
         ValueError: ``nproc`` is not a whole number of at least 1, or ``timeout_s`` is not positive.
         LaunchError: a rank raised, died or hung; the message is that of the first rank to fail.
     """
+    run = _run(worker, nproc, args, timeout_s=timeout_s, init=init, env=env)
+    if not quiet:
+        print(lanes(run.outputs), end="", flush=True)
+    ranks, failures = run.ranks, run.failures
+    if failures is None:
+        where = "".join(f"\n--- rank {rank} hangs here ---\n{text}" for rank, text in run.stacks.items())
+        hung_ranks = sorted(run.stacks) or [r.job.rank for r in ranks if not r.reported]  # those that ended just now
+        names = ", ".join(str(rank) for rank in hung_ranks)
+        message = f"rank {names} of {len(ranks)} still ran after {timeout_s:g} s{where}"
+        raise LaunchError(message, hung_ranks[0], run.outputs)
+    if failures:
+        first = min(failures, key=_Failure.blame)
+        raise LaunchError(f"rank {first.rank} of {len(ranks)} failed first:\n{first.text}", first.rank, run.outputs)
+    return [r.result for r in ranks]
+
+
+@dataclass
+class _Run:
+    """What one launch left; no process of it is alive."""
+
+    ranks: list[_Rank]
+    failures: list[_Failure] | None  # None: the time was up before any rank failed
+    outputs: list[str]
+    stacks: dict[int, str]  # where each rank that still ran was
+    began_s: float
+
+
+def _run(
+    worker: Callable[..., Any],
+    nproc: int | None,
+    args: tuple[Any, ...],
+    *,
+    timeout_s: float,
+    init: bool,
+    env: Mapping[str, str] | None,
+    group_timeout_s: float | None = None,
+    at_end: str = "part",
+) -> _Run:
+    """Start the ranks and see them end; unless they ``part`` at the end, a failure does not end the other ranks."""
     nproc = _default_nproc() if nproc is None else nproc
     if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
         raise ValueError(f"launch: nproc must be a whole number of ranks, at least 1; got {nproc!r}")
@@ -107,15 +148,18 @@ def launch(
                 payload=payload,
                 environment={**os.environ, **_torchrun_variables(rank, nproc, port), **(env or {})},
                 init=init,
-                timeout_s=timeout_s,
+                timeout_s=group_timeout_s or timeout_s,
                 output=f"{folder}/{rank}.out",
                 stacks=f"{folder}/{rank}.stacks",
+                at_end=at_end,
             )
             ranks.append(_Rank(job, listener if init and rank == 0 else None))
             stack.callback(ranks[-1].kill)
         listener.close()
-        failures = _wait(ranks, time.monotonic() + timeout_s)
-        hung = [r for r in ranks if r.running()] if failures is None else []
+        began_s = time.monotonic()
+        failures = _wait(ranks, began_s + timeout_s, _GRACE_S if at_end == "part" else timeout_s)
+        unheard = failures is None or at_end != "part"
+        hung = [r for r in ranks if r.running() and not r.reported] if unheard else []
         for rank_ in hung:
             rank_.dump_stacks()
         for rank_ in ranks:
@@ -126,17 +170,7 @@ def launch(
     facts = next((r.facts for r in ranks if r.facts), None)
     if facts is not None:  # some rank reported; a launch that failed is evidence too
         evidence.note_launch(nproc, facts)
-    if not quiet:
-        print(lanes(outputs), end="", flush=True)
-    if failures is None:
-        where = "".join(f"\n--- rank {rank} hangs here ---\n{text}" for rank, text in stacks.items())
-        hung_ranks = sorted(stacks) or [r.job.rank for r in ranks if not r.reported]  # those that ended just now
-        names = ", ".join(str(rank) for rank in hung_ranks)
-        raise LaunchError(f"rank {names} of {nproc} still ran after {timeout_s:g} s{where}", hung_ranks[0], outputs)
-    if failures:
-        first = min(failures, key=_Failure.blame)
-        raise LaunchError(f"rank {first.rank} of {nproc} failed first:\n{first.text}", first.rank, outputs)
-    return [r.result for r in ranks]
+    return _Run(ranks, failures, outputs, stacks, began_s)
 
 
 def lanes(outputs: list[str]) -> str:
@@ -155,6 +189,8 @@ class _Rank:
         self.result: Any = None
         self.facts: dict[str, Any] = {}
         self.reported = False
+        self.failure: _Failure | None = None
+        self.ended_s = math.inf  # on the clock of time.monotonic
         Path(job.output).touch()
         Path(job.stacks).touch()
         context = multiprocessing.get_context("forkserver")
@@ -206,8 +242,8 @@ class _Rank:
         self.inbox.close()
 
 
-def _wait(ranks: list[_Rank], deadline: float) -> list[_Failure] | None:
-    """Wait until all ranks are done or one failed; return the failures, or None at the deadline."""
+def _wait(ranks: list[_Rank], deadline: float, grace_s: float) -> list[_Failure] | None:
+    """Wait until all ranks are done or one failed ``grace_s`` ago; return the failures, or None at the deadline."""
     failures: list[_Failure] = []
     waiting: dict[Any, _Rank] = {end: r for r in ranks for end in (r.inbox, r.process.sentinel)}
     while waiting:
@@ -220,13 +256,17 @@ def _wait(ranks: list[_Rank], deadline: float) -> list[_Failure] | None:
             rank = waiting.pop(end)
             if end is rank.inbox:
                 failure = rank.receive()
+                if rank.reported and rank.job.at_end == "stay":
+                    waiting.pop(rank.process.sentinel, None)
             else:
                 rank.process.join()
                 unheard = rank.inbox in waiting and rank.inbox.poll()
                 failure = None if rank.reported or unheard else rank.death()
+            rank.ended_s = min(rank.ended_s, time.monotonic())
+            rank.failure = failure or rank.failure
             if failure is not None:
                 if not failures:
-                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+                    deadline = min(deadline, time.monotonic() + grace_s)
                 failures.append(failure)
     return failures
 

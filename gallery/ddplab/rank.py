@@ -30,9 +30,10 @@ class Job:
     payload: bytes
     environment: dict[str, str]
     init: bool
-    timeout_s: float
+    timeout_s: float  # of the process group
     output: str
     stacks: str
+    at_end: str = "part"  # once the worker returned: "part" in good order, "leave" at once, "stay" until killed
 
 
 def device() -> torch.device:
@@ -76,11 +77,11 @@ def run_rank(job: Job, outbox: Connection, listener: socket.socket | None) -> No
             _init_process_group(job, listener, facts["backend"])
         worker, args = cloudpickle.loads(job.payload)
         report = (True, facts, worker(*args))
-        if dist.is_initialized():
+        if dist.is_initialized() and job.at_end == "part":
             dist.barrier()  # without it gloo aborts in some exits: a peer leaves while its sockets are in use
             dist.destroy_process_group()
     except BaseException as error:
-        report = (False, facts, (time.monotonic(), _own_traceback(error)))
+        report = (False, facts, (time.monotonic(), _own_traceback(error), _own_words(error)))
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -90,6 +91,8 @@ def run_rank(job: Job, outbox: Connection, listener: socket.socket | None) -> No
         message = cloudpickle.dumps((False, facts, (time.monotonic(), text)))
     outbox.send_bytes(message)
     outbox.close()
+    if job.at_end == "stay" and report[0]:
+        time.sleep(job.timeout_s + 3600)  # the parent will end it
     os._exit(0 if report[0] else 1)  # no destructors: a failed process group would wait for its peers in them
 
 
@@ -145,3 +148,8 @@ def _own_traceback(error: BaseException) -> str:
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+
+
+def _own_words(error: BaseException) -> str:
+    """The last lines of a traceback: the type of the exception and its text."""
+    return "".join(traceback.format_exception_only(error)).rstrip()
