@@ -253,6 +253,8 @@ def _wait(ranks: list[_Rank], deadline: float, grace_s: float) -> list[_Failure]
         ready = multiprocessing.connection.wait(list(waiting), remaining)
         # Reports before deaths: a rank that reported and then left has not died on us.
         for end in sorted(ready, key=lambda end: end is waiting[end].process.sentinel):
+            if end not in waiting:
+                continue  # the death of a rank whose report came in the same batch
             rank = waiting.pop(end)
             if end is rank.inbox:
                 failure = rank.receive()

@@ -61,7 +61,7 @@ def run_rank(job: Job, outbox: Connection, listener: socket.socket | None) -> No
     os.dup2(output, 2)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    faulthandler.register(signal.SIGUSR1, file=open(job.stacks, "w"), all_threads=False)  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, file=open(job.stacks, "w"), all_threads=True)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(job.environment)
 
@@ -113,6 +113,22 @@ def _init_process_group(job: Job, listener: socket.socket | None, backend: str) 
         master_listen_fd=listener.detach() if listener is not None else None,
     )
     dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.nproc, timeout=timeout)
+    if job.at_end != "part":
+        _meet(store, job)
+
+
+def _meet(store: Any, job: Job) -> None:
+    """All ranks have their connections: rank 0, who holds the store, may now fail without taking it from them."""
+    others = range(1, job.nproc)
+    if job.rank:
+        store.set(f"ddplab/{job.rank} is connected", "")
+        store.get("ddplab/go")
+        store.set(f"ddplab/{job.rank} goes", "")
+        return
+    for state in ("is connected", "goes"):
+        if others:
+            store.wait([f"ddplab/{rank} {state}" for rank in others])
+        store.set("ddplab/go", "")
 
 
 def _facts(nproc: int) -> dict[str, Any]:
@@ -136,9 +152,13 @@ def _facts(nproc: int) -> dict[str, Any]:
 
 
 def worker_frames(stack: str) -> str:
-    """What faulthandler wrote, without the frames that led to the worker."""
-    lines = stack.strip().splitlines()
-    end = next((i for i, line in enumerate(lines) if f'"{__file__}"' in line and "run_rank" in line), len(lines))
+    """What faulthandler wrote of the worker's thread, without the frames that led to the worker.
+
+    It writes all threads: the signal may come to one of gloo's, which has no Python frames.
+    """
+    threads = [block.strip().splitlines() for block in stack.strip().split("\n\n")]
+    ours = [(lines, i) for lines in threads for i, line in enumerate(lines) if f'"{__file__}"' in line]
+    lines, end = next(((lines, i) for lines, i in ours if "run_rank" in lines[i]), (threads[0], len(threads[0])))
     return "\n".join(lines[:end])
 
 
