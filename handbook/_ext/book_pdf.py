@@ -6,12 +6,16 @@ contents, and set by WeasyPrint with ``_static/print.css``.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sphinx import addnodes
+from sphinx.util import logging
 
 from book_assembly import Page, assemble, cover_lines
 from print_page import SCHEME, is_empty, prepare
@@ -22,6 +26,8 @@ from whole_book import WholeBookBuilder
 if TYPE_CHECKING:
     from docutils import nodes
     from sphinx.application import Sphinx
+
+logger = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parents[1] / "_static"
 
@@ -63,10 +69,17 @@ class BookPdfBuilder(WholeBookBuilder):
         front = [] if is_empty(self.bodies[root]) else [Page(root, 1, self.bodies[root])]
         pages = {part: list(self._pages(part)) for part in parts}
         book = [*front, *(page for part in parts for page in pages[part])]
-        self._write(self.config.bookpdf_name, self.config.project, "", book, toc_levels=2)
+        name = self.config.bookpdf_name
+        contents = {name: self._content(self.config.project, "", book, toc_levels=2)}  # first: it takes the longest
         for chapter in self._chapters(root):
             title = self.env.titles[chapter].astext()
-            self._write(chapter.replace("/", "-"), title, self.config.project, pages[chapter], toc_levels=3)
+            content = self._content(title, self.config.project, pages[chapter], toc_levels=3)
+            contents[chapter.replace("/", "-")] = content
+        # Forked while this process has one thread: the PDFs share nothing, and a book takes minutes.
+        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+            for problems in pool.map(_set, contents.values(), [Path(self.outdir, f"{name}.pdf") for name in contents]):
+                for problem in problems:
+                    logger.warning(problem)
 
     def _chapters(self, root: str) -> list[str]:
         """What the first table of contents of the root document lists; what follows it is reference."""
@@ -81,17 +94,22 @@ class BookPdfBuilder(WholeBookBuilder):
         for child in children:
             yield from self._pages(child, 2)  # the labs of a chapter stand side by side, however they are listed
 
-    def _write(self, name: str, title: str, subtitle: str, pages: list[Page], *, toc_levels: int) -> None:
+    def _content(self, title: str, subtitle: str, pages: list[Page], *, toc_levels: int) -> str:
         stamp = cover_lines(self.config, self.confdir)
-        content = assemble(title, subtitle, stamp, pages, set(self.bodies), toc_levels, self.config)
-        sheet = STATIC / "print.css"
-        set_pdf(content, {sheet: sheet.read_text(encoding="utf-8")}, Path(self.outdir, f"{name}.pdf"))
+        return assemble(title, subtitle, stamp, pages, set(self.bodies), toc_levels, self.config)
 
     def _image_file(self, src: str) -> Path:
         """The source file of an image in a rendered document."""
         name = src.rpartition("/")[2]
         path = next((path for path, kept in self.images.items() if kept == name), src)
         return Path(self.srcdir, path).resolve()
+
+
+def _set(content: str, target: Path) -> list[str]:
+    """In a process of its own: set one PDF, and return what the build should warn about."""
+    sheet, problems = STATIC / "print.css", list[str]()
+    set_pdf(content, {sheet: sheet.read_text(encoding="utf-8")}, target, problems.append)
+    return problems
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging as plain_logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -35,13 +36,14 @@ def load_weasyprint() -> ModuleType:
     return weasyprint
 
 
-def set_pdf(content: str, sheets: dict[Path, str], target: Path) -> Any:
+def set_pdf(content: str, sheets: dict[Path, str], target: Path, report: Callable[[str], None] = logger.warning) -> Any:
     """Set HTML as a tagged PDF, which is written whole or not at all.
 
     Args:
         content: the HTML.
         sheets: the style sheets, each with the file that its addresses are relative to.
         target: the PDF file.
+        report: takes what WeasyPrint cannot load or resolve; by default a warning of the build.
 
     Returns:
         WeasyPrint's document: ``pages``, each with its ``anchors``.
@@ -53,7 +55,7 @@ def set_pdf(content: str, sheets: dict[Path, str], target: Path) -> Any:
     plain_logging.getLogger("fontTools").setLevel(plain_logging.WARNING)
     fonts, temporary = FontConfiguration(), target.with_suffix(".pdf.tmp")
     try:
-        with _problems_as_warnings(target.name):
+        with _problems_of(target.name, report), _no_garbage_collection():
             css = [
                 weasyprint.CSS(string=sheet, base_url=path.as_uri(), font_config=fonts)
                 for path, sheet in sheets.items()
@@ -68,9 +70,9 @@ def set_pdf(content: str, sheets: dict[Path, str], target: Path) -> Any:
 
 
 @contextmanager
-def _problems_as_warnings(pdf: str) -> Iterator[None]:
-    """What WeasyPrint cannot load or resolve becomes a warning of the build that names the PDF."""
-    handler = _Problems(pdf)
+def _problems_of(pdf: str, report: Callable[[str], None]) -> Iterator[None]:
+    """Hand over what WeasyPrint cannot load or resolve, with the name of the PDF."""
+    handler = _Problems(pdf, report)
     weasy_logger = plain_logging.getLogger("weasyprint")
     weasy_logger.addHandler(handler)
     propagated, weasy_logger.propagate = weasy_logger.propagate, False
@@ -81,12 +83,24 @@ def _problems_as_warnings(pdf: str) -> Iterator[None]:
         weasy_logger.propagate = propagated
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A third of the time goes into looking for cycles among millions of boxes that all stay alive to the end."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class _Problems(plain_logging.Handler):
     """Passes WeasyPrint's errors on; its warnings are about properties of style sheets that only browsers know."""
 
-    def __init__(self, pdf: str) -> None:
+    def __init__(self, pdf: str, report: Callable[[str], None]) -> None:
         super().__init__(plain_logging.ERROR)
-        self.pdf = pdf
+        self.pdf, self.report = pdf, report
 
     def emit(self, record: plain_logging.LogRecord) -> None:
-        logger.warning("%s: %s", self.pdf, record.getMessage())
+        self.report(f"{self.pdf}: {record.getMessage()}")
