@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-COMMANDS = ("grade",)  # in the order in which --help lists them
+COMMANDS = ("grade", "diagnose")  # in the order in which --help lists them
 
 
 class BadInput(Exception):  # noqa: N818  (it is the input that is wrong)

@@ -85,9 +85,7 @@ def flight_records() -> list[FlightRecord]:
     gloo has no watchdog.
     Seen: ``torch._C._distributed_c10d._dump_fr_trace`` (gloo) and ``_dump_nccl_trace`` in torch 2.13.
     """
-    c10d: Any = torch._C._distributed_c10d
-    dumps = [c10d._dump_fr_trace()] + ([c10d._dump_nccl_trace()] if dist.is_nccl_available() else [])
-    entries = [entry for dump in dumps for entry in pickle.loads(dump).get("entries", [])]
+    entries = [entry for raw in _recorders() for entry in pickle.loads(raw()).get("entries", [])]
     return [
         FlightRecord(
             group=entry["process_group"][0],
@@ -99,6 +97,49 @@ def flight_records() -> list[FlightRecord]:
         )
         for entry in sorted(entries, key=lambda entry: entry["time_created_ns"])
     ]
+
+
+def flight_dump() -> dict[str, Any]:
+    """Return this rank's flight recorder as NCCL's watchdog would write it, with the members of every group.
+
+    On gloo torch leaves the members out (``pg_config`` has one nameless group); without them nobody can tell a rank
+    that did not come from one that was not invited, and torch's own analyser stops with a KeyError.
+
+    Private because: as for :func:`flight_records`; and no public call lists the groups of a process.
+    Seen: ``torch._C._distributed_c10d._dump_fr_trace``, ``_dump_nccl_trace`` and
+    ``torch.distributed.distributed_c10d._world`` (``pg_group_ranks``, ``pg_names``) in torch 2.13.
+    """
+    dump, *more = [pickle.loads(raw()) for raw in _recorders()]
+    for other in more:  # NCCL has a recorder of its own, beside that of gloo
+        dump["entries"] = sorted(
+            [*dump.get("entries", []), *other.get("entries", [])], key=lambda entry: entry["time_created_ns"]
+        )
+        dump["pg_config"] |= other.get("pg_config", {})
+    dump.setdefault("entries", [])
+    dump["pg_config"].pop("", None)
+    world: Any = dist.distributed_c10d._world
+    for group, name in world.pg_names.items():
+        if isinstance(group, dist.ProcessGroup):  # not of this one: this rank is not a member
+            config = {"name": name, "desc": group.group_desc, "ranks": str(sorted(world.pg_group_ranks[group]))}
+            dump["pg_config"].setdefault(name, config)
+    return dict(dump)
+
+
+def flight_progress() -> tuple[int, ...]:
+    """Return how many operations this rank has issued in each of its groups; microseconds, and no stack is read.
+
+    Private because: as for :func:`flight_records`.
+    Seen: ``torch._C._distributed_c10d._dump_fr_trace`` and its ``pg_status`` in torch 2.13.
+    """
+    dumps = [pickle.loads(raw(False, False, False)) for raw in _recorders()]
+    return tuple(
+        status["last_enqueued_collective"] for dump in dumps for _, status in sorted(dump.get("pg_status", {}).items())
+    )
+
+
+def _recorders() -> list[Any]:
+    c10d: Any = torch._C._distributed_c10d
+    return [c10d._dump_fr_trace] + ([c10d._dump_nccl_trace] if dist.is_nccl_available() else [])
 
 
 # -- torch.compile ----------------------------------------------------------------------------------

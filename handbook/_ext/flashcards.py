@@ -1,4 +1,4 @@
-"""The builder ``anki``: every card and quiz of the book as a flashcard, in one package for Anki."""
+"""The builder ``anki``: every card, quiz and error entry of the book as a flashcard, in one package for Anki."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sphinx.util import logging
 
 from card_page import card, card_part
 from card_source import Card
+from error_index import error_entry
 from whole_book import WholeBookBuilder
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class AnkiBuilder(WholeBookBuilder):
                 reference.replace_self(nodes.inline("", "", *reference.children))
         for node in doctree.findall(card):
             self.notes.append(self._note(node, docname))
+        for entry in doctree.findall(error_entry):
+            self.notes.append(self._error_note(entry, docname))
 
     def finish(self) -> None:
         """Write the package; no page, index or style sheet."""
@@ -85,6 +88,17 @@ class AnkiBuilder(WholeBookBuilder):
             fields=[source.id, question, "".join(map(self._html, parts)), title],
             guid=genanki.guid_for("ddp-handbook", source.id),
             tags=[docname, source.kind, *([source.level] if source.level else [])],
+        )
+
+    def _error_note(self, node: error_entry, docname: str) -> genanki.Note:
+        name = node["entry_id"]
+        message, *answer = node.children
+        question = self._html(message) + "<p>A log says this. What has happened, and what do you do?</p>"
+        return genanki.Note(
+            model=self.model,
+            fields=[f"error-{name}", question, "".join(map(self._html, answer)), self.env.titles[docname].astext()],
+            guid=genanki.guid_for("ddp-handbook", f"error-{name}"),
+            tags=[docname, "error"],
         )
 
     def _html(self, node: nodes.Node) -> str:

@@ -1,0 +1,418 @@
+"""`ddplab diagnose`: what failed first comes first, whatever the log's form and size."""
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ddplab import cli
+from ddplab.diagnose import Diagnosis, Engine, EntryError, diagnose, entries
+from ddplab.diagnose.entries import check_explains, regex_problem
+from ddplab.diagnose.reading import ranks_of, read_line, read_text
+from ddplab.diagnose.search import Search
+
+OWN = Path(__file__).parent / "diagnose"
+KNOWN = entries(OWN / "entries")
+
+
+def answers(name: str) -> list[Diagnosis]:
+    engine = Engine(KNOWN)
+    engine.start(name)
+    with (OWN / "logs" / f"{name}.log").open("rb") as stream:
+        for text in read_text(stream, name):
+            engine.feed(text)
+    return engine.finish()
+
+
+# -- ranking ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("log", "first", "rank", "line", "followed"),
+    [
+        # (a) one rank raises; the others lose it, and torchrun tells of it: runs of torch 2.13 on gloo
+        ("user", "python-exception", 2, 7, ["gloo-closed", "torchrun-child-failed"]),
+        ("userrec", "python-exception", 2, 10, ["gloo-closed", "torchrun-child-failed"]),
+        ("tee", "python-exception", 2, 7, ["gloo-closed", "torchrun-child-failed"]),
+        # a rank dies without a word
+        ("kill", "exit-killed", 2, 77, ["gloo-closed", "torchrun-child-failed"]),
+        ("segv", "exit-segfault", 2, 77, ["gloo-closed", "torchrun-child-failed"]),
+        ("exit", "exit-abort", 2, 78, ["gloo-closed", "torchrun-child-failed"]),
+        # (b) the watchdog of seven ranks, since one ran out of memory; and the files one after the other
+        ("oom_then_watchdog", "memory-cuda", 3, 58, ["nccl-watchdog"]),
+        ("concatenated", "memory-cuda", 3, 16, ["nccl-watchdog"]),
+        ("concatenated_causes", "memory-cuda", 0, 2, []),
+        # (c) the summary alone
+        ("summary_only_killed", "exit-killed", 2, 33, ["torchrun-child-failed"]),
+        ("summary_only_11", "exit-segfault", 2, 33, ["torchrun-child-failed"]),
+        ("summary_only_6", "exit-abort", 2, 33, ["torchrun-child-failed"]),
+        ("summary_only_7", "exit-bus-error", 2, 33, ["torchrun-child-failed"]),
+        ("summary_only_15", "exit-terminated", 2, 33, ["torchrun-child-failed"]),
+        ("summary_only_1", "exit-code", 2, 33, ["torchrun-child-failed"]),
+        # (d) a warning that came earlier is not the cause
+        ("harmless", "python-exception", 1, 21, []),
+        ("harmless_only", "unused-search", None, 1, []),
+        # tracebacks
+        ("interleaved", "python-exception", 0, 13, []),
+        ("interleaved_no_rank", "python-exception", None, 13, []),
+        ("chain", "python-exception", 0, 14, []),
+        ("finally", "python-exception", 0, 7, []),
+        ("data_loader", "python-exception", 0, 11, []),
+        ("spawn", "python-exception", 1, 16, []),
+        ("source_line", "python-exception", 0, 4, []),
+        ("interrupted", "stopped", None, 7, []),
+        ("rich", "python-exception", None, 10, []),
+        # forms of a log
+        ("glued", "nccl-watchdog", 7, 1, []),
+        ("progress_bar", "cuda-error", None, 8, []),
+        ("windows_ansi", "python-exception", 2, 7, []),
+        ("wide", "python-exception", 2, 7, []),
+        ("broken_bytes", "python-exception", 2, 8, []),
+        ("srun", "python-exception", 3, 11, ["torchrun-child-failed"]),
+        ("kubernetes", "python-exception", 5, 7, []),
+        ("compose", "python-exception", 1, 7, []),
+        ("nearby", "address-in-use", None, 51, []),
+        ("nearby_same_rank", "address-in-use", 0, 153, []),
+    ],
+)
+def test_what_failed_first_comes_first(log, first, rank, line, followed):
+    best = answers(log)[0]
+    assert (best.id, best.rank, best.evidence[0].line_number) == (first, rank, line)
+    assert [one.id for one in best.followed] == followed
+
+
+@pytest.mark.parametrize("log", ["nothing", "empty", "nearby_too_far"])
+def test_what_is_not_known_is_not_guessed(log):
+    assert answers(log) == []
+
+
+def test_equal_exceptions_count_as_one():
+    best, *others = answers("interleaved_no_rank")
+    assert (best.count, others) == (2, [])
+    assert "ValueError: bad label 7" in best.title
+    assert "`/home/me/train.py:12 in main`" in best.cause
+
+
+def test_the_exception_behind_a_wrapper_is_named():
+    assert "KeyError: 9" in answers("data_loader")[0].title
+    assert "`/home/me/data.py:9 in __getitem__`" in answers("data_loader")[0].cause
+    assert "raised while `KeyError` was handled" in answers("chain")[0].cause
+
+
+def test_an_exception_on_the_rank_that_torchrun_names_comes_before_a_later_cause_of_another():
+    log = (OWN / "logs" / "user.log").read_text()
+    late = "[rank1]: CUDA out of memory. Tried to allocate 20 MiB\n"
+    assert [one.id for one in diagnose((log + late).splitlines(), KNOWN)][:2] == ["python-exception", "memory-cuda"]
+    assert [one.id for one in diagnose((late + log).splitlines(), KNOWN)][:2] == ["memory-cuda", "python-exception"]
+
+
+def test_an_uncaught_exception_comes_before_a_later_cause_of_other_ranks():
+    boom = '[rank3]: Traceback (most recent call last):\n[rank3]:   File "a.py", line 1, in f\n[rank3]: KeyError: 1\n'
+    late = "[rank0]: EADDRINUSE\n"
+    assert diagnose((boom + late).splitlines(), KNOWN)[0].id == "python-exception"
+    logged = boom.replace("[rank3]", "[default3]")  # it may have been caught, and only logged
+    assert diagnose((logged + late).splitlines(), KNOWN)[0].id == "address-in-use"
+    assert diagnose((boom + late + late.replace("0", "3")).splitlines(), KNOWN)[0].id == "address-in-use"
+
+
+def test_a_consequence_that_explains_a_later_generic_message_comes_before_it(tmp_path):
+    for path in (OWN / "entries").iterdir():
+        (tmp_path / path.name).write_text(path.read_text())
+    timeout = tmp_path / "nccl-watchdog.toml"
+    timeout.write_text(timeout.read_text().replace("\n[[match]]", 'explains = ["cuda-error"]\n\n[[match]]', 1))
+    log = KNOWN["nccl-watchdog"].samples[0] + "\n" + KNOWN["cuda-error"].samples[0]
+    (best,) = diagnose(log.splitlines(), entries(tmp_path))
+    assert (best.id, [one.id for one in best.followed]) == ("nccl-watchdog", ["cuda-error"])
+
+
+def test_a_warning_that_explains_what_was_found_is_the_cause(tmp_path):
+    for path in (OWN / "entries").iterdir():
+        (tmp_path / path.name).write_text(path.read_text())
+    warning = tmp_path / "unused-search.toml"
+    warning.write_text(warning.read_text().replace("\n[[match]]", 'explains = ["nccl-watchdog"]\n\n[[match]]', 1))
+    log = KNOWN["nccl-watchdog"].samples[0] + "\n" + KNOWN["unused-search"].samples[0]
+    assert [one.id for one in diagnose(log.splitlines(), KNOWN)] == ["nccl-watchdog", "unused-search"]
+    (best,) = diagnose(log.splitlines(), entries(tmp_path))
+    assert (best.id, [one.id for one in best.followed]) == ("unused-search", ["nccl-watchdog"])
+
+
+def test_ignored_exceptions_and_wrappers_are_no_diagnosis():
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n{}: x\n'
+    assert diagnose(("Exception ignored in: <f>\n" + trace.format("ValueError")).splitlines(), {}) == []
+    assert diagnose(trace.format("a.b.ChildFailedError").splitlines(), {}) == []
+
+
+@pytest.mark.parametrize("name", entries())
+def test_an_entry_is_the_first_answer_to_its_samples(name):
+    for sample in entries()[name].samples:
+        found = diagnose(sample.splitlines(), entries())
+        assert [one.id for one in found[:1]] == [name]
+
+
+def test_entries_explain_only_what_is_there():
+    check_explains()
+
+
+# -- lines and files ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "rank", "body"),
+    [
+        ("[rank3]: boom", 3, "boom"),
+        ("[rank3]:   File", 3, "  File"),
+        ("[default2]:[rank10]: boom", 10, "boom"),
+        ("[default2]:boom", 2, "boom"),
+        ("[2]:boom", 2, "boom"),
+        ("12: boom", 12, "boom"),
+        (" 3: boom", 3, "boom"),
+        ("[1,5]<stderr>: boom", 5, "boom"),
+        ("\x1b[31m[rank1]: \x1b[0mboom\x1b]0;t\x07", 1, "boom"),
+        ("[W1121 12:50:20.266000 27 torch/distributed/run.py:766] boom", None, "boom"),
+        ("W1121 20:25:10.615000 28203 torch/distributed/api.py:1028] boom", None, "boom"),
+        (
+            "[rank1]:[E1121 12:50:20.266000000 ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0(default_pg) Rank 1] boom",
+            1,
+            "boom",
+        ),
+        ("[E ProcessGroupNCCL.cpp:828] [Rank 7] boom", 7, "boom"),
+        ("[80746] [rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] boom", 0, "boom"),
+        ("node1:41:99 [4] NCCL WARN boom", 4, "NCCL WARN boom"),
+        ("2026-11-21 10:00:00,123 boom", None, "boom"),
+        ("2026-11-21T10:00:00.123Z [rank2]: boom", 2, "boom"),
+        ("Nov 21 10:00:00 node1 slurmd[9]: boom", None, "boom"),
+        ("trainer-1  | [rank0]: boom", 0, "boom"),
+        ("[pod/job-worker-0/torch] 2026-11-21T10:00:00Z boom", None, "boom"),
+        ("RuntimeError: boom", None, "RuntimeError: boom"),
+        ("[7/10] step", None, "[7/10] step"),
+    ],
+)
+def test_prefixes_of_a_line(raw, rank, body):
+    line = read_line(raw)
+    assert (line.rank, line.body) == (rank, body)
+
+
+def test_times_compare_within_a_kind():
+    zoned = [read_line(f"2026-11-21T{t} x").time for t in ("10:00:00.500Z", "12:00:00.500+02:00", "10:00:01Z")]
+    assert zoned[0] == zoned[1]
+    assert zoned[0].seconds < zoned[2].seconds
+    glog, iso = read_line("[E1121 10:00:00.250000 a.cpp:1] x").time, read_line("2026-11-21 10:00:00,250 x").time
+    assert glog == iso
+    assert not glog.zoned
+
+
+@pytest.mark.parametrize(
+    ("paths", "ranks"),
+    [
+        (["logs/none_ab/attempt_0/3/stderr.log"], [3]),
+        (["a/rank0.log", "a/rank_11.txt", "a/RANK-2"], [0, 11, 2]),
+        (["out_0.txt", "out_1.txt", "out_2.txt"], [0, 1, 2]),
+        (["slurm-100.out", "slurm-200.out"], [None, None]),
+        (["train.log"], [None]),
+    ],
+)
+def test_the_rank_of_a_file(paths, ranks):
+    assert ranks_of(paths) == ranks
+
+
+def test_a_search_finds_each_needle_wherever_it_is(monkeypatch):
+    monkeypatch.setattr("ddplab.diagnose.search.STEP", 97)
+    random_ = random.Random(1)
+    needles = ["".join(random_.choices("abcd", k=random_.randint(6, 12))) for _ in range(40)]
+    lines = [
+        "".join(random_.choices("abcd", k=random_.randint(0, 60))) + random_.choice(["", *needles]) for _ in range(3000)
+    ]
+    text = "\n".join(lines)
+    expected, at = {}, 0
+    for line in lines:
+        if on := [index for index, needle in enumerate(needles) if needle in line]:
+            expected[at] = on
+        at += len(line) + 1
+    for sample in ("", text[:300], text):
+        assert Search(needles, sample).lines(text, 0, len(text)) == expected
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_pieces_of_any_size_give_the_same(size):
+    for name in ("windows_ansi", "progress_bar", "userrec"):
+        text = (OWN / "logs" / f"{name}.log").read_bytes().decode("utf-8")
+        engine = Engine(KNOWN)
+        engine.start(name)
+        for at in range(0, len(text), size):
+            engine.feed(text[at : at + size])
+        assert engine.finish() == answers(name)
+
+
+def test_a_line_that_never_ends_and_a_traceback_that_never_ends():
+    header = "[rank1]: Traceback (most recent call last):\n"
+    log = header + "[rank0]: x\n" * 50_000 + "[rank0]: CUDA error: oh\n" + "y" * 5_000_000 + "CUDA error: late"
+    (best,) = diagnose([log], KNOWN)
+    assert (best.id, best.rank, best.evidence[0].line_number) == ("cuda-error", 0, 50_002)
+
+
+# -- entries ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('role = "cause"', 'role = "reason"', "role: 'reason' is unknown; take one of cause, consequence, generic"),
+        ('title = "A GPU', 'titles = "A GPU', "titles: unknown key"),
+        ("memory'''", "mem'''\nx = 1", "match.x: unknown key"),
+        ("CUDA out of memory'''", "CUDA'''", "match.needle: 'CUDA' has fewer than 6 characters"),
+        ("Tried to allocate \\d+", "(?P<n>x)", "match.regex: (?P< is not common"),
+        ('lab = "x"', "", "lab: is missing"),
+        ('cause = "Because', 'cause = ""\ncollect = "Because', "cause: is missing or empty"),
+        ("[[sample]]\ntext", "[[sample]]\ntxt", "sample: needs the one key text"),
+        ('area = "memory"', "area = memory", "TOML: "),
+        ("explains = ['nccl-watchdog'", "explains = ['no-such'", "explains: there is no other entry 'no-such'"),
+    ],
+)
+def test_a_wrong_entry_is_named_with_file_and_key(tmp_path, old, new, says):
+    for path in (OWN / "entries").iterdir():
+        (tmp_path / path.name).write_text(path.read_text())
+    path = tmp_path / "memory-cuda.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(EntryError) as raised:
+        check_explains(tmp_path)
+    assert str(raised.value).startswith(f"{path}: {says}")
+    assert "\n" not in str(raised.value)
+
+
+SLOW = [r"(a+)+", r"(?:\d*x)*", r"(a|b+){2,}", r"((a{1,3}))+", r".*a.*b.*c"]
+FOREIGN = [r"(?<=a)b", r"(?i)a", r"\Aa", r"\Z", r"a++", r"(?>a)", r"[]a]", r"("]
+
+
+@pytest.mark.parametrize("source", SLOW + FOREIGN)
+def test_a_regex_that_is_slow_or_not_common_is_refused(source):
+    assert regex_problem(source)
+
+
+@pytest.mark.parametrize("source", [r"\d+ vs \d+", r"(?:a|b)+", r"(?:\d+)?x", r"[^\]]*\]", r"a(?=b)(?!c)", r"\[(x+)\]"])
+def test_a_regex_that_is_fine(source):
+    assert regex_problem(source) == ""
+
+
+# -- the command line ---------------------------------------------------------------------------------
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    try:
+        code = cli.main(["diagnose", *map(str, arguments)])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_text_is_short_and_quotes_its_lines(capsys):
+    code, said, _ = run(capsys, OWN / "logs" / "user.log")
+    assert code == 0
+    first = said.split("\n2. ")[0]
+    assert len(first.splitlines()) <= 30
+    assert "│ line 7 rank 2: [rank2]: KeyError: 'label'" in first
+    assert max(map(len, first.splitlines())) <= 280
+
+
+def test_json_has_all_of_it(capsys):
+    code, said, _ = run(capsys, "--json", "--top", "1", OWN / "logs" / "user.log")
+    answer = json.loads(said)
+    assert code == 0
+    assert [one["rank"] for one in answer["diagnoses"]] == [2]
+    assert answer["diagnoses"][0]["evidence"][0]["line_number"] == 7
+
+
+def test_nothing_known_says_what_to_collect(capsys):
+    code, said, _ = run(capsys, OWN / "logs" / "nothing.log")
+    assert code == 1
+    assert "Nothing in the log is known" in said
+    assert "py-spy dump" in said
+    code, said, _ = run(capsys, "--json", OWN / "logs" / "nothing.log")
+    assert (code, json.loads(said)["diagnoses"]) == (1, [])
+
+
+def test_a_log_cannot_drive_the_terminal(capsys):
+    for options in ([], ["--json"]):
+        _, said, _ = run(capsys, *options, OWN / "logs" / "hostile.log")
+        assert not set(said) & {*map(chr, range(9)), *map(chr, range(11, 32)), "\x7f", "\x9b", "\u202e"}
+
+
+def test_standard_input_and_packed_files(capsys, tmp_path):
+    log = (OWN / "logs" / "kill.log").read_bytes()
+    command = [sys.executable, "-m", "ddplab", "diagnose", "--json"]
+    piped = subprocess.run(command, input=log, capture_output=True, check=True, timeout=60)
+    packed = tmp_path / "a.log.gz"
+    packed.write_bytes(gzip.compress(log))
+    _, said, _ = run(capsys, "--json", packed)
+    assert json.loads(said)["diagnoses"] == json.loads(piped.stdout)["diagnoses"]
+    packed.write_bytes(gzip.compress(log)[:-9])  # cut off while it was copied
+    assert run(capsys, "--json", packed)[0] == 0
+
+
+def test_the_folder_of_torchrun(capsys, tmp_path):
+    lines = (OWN / "logs" / "user.log").read_text().splitlines(keepends=True)
+    for rank in range(4):
+        folder = tmp_path / "none_abc" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text("")
+        own = [line.removeprefix(f"[rank{rank}]: ") for line in lines if line.startswith(f"[rank{rank}]")]
+        (folder / "stderr.log").write_text("".join(own))
+    (tmp_path / "core").write_bytes(bytes(range(32)) * 100)
+    code, said, _ = run(capsys, "--json", tmp_path)
+    found = json.loads(said)["diagnoses"]
+    assert code == 0
+    mine = next(one for one in found if "KeyError" in one["title"])
+    assert (mine["rank"], mine["evidence"][0]["source"]) == (2, f"{tmp_path}/none_abc/attempt_0/2/stderr.log")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["no-such.log"], "no-such.log does not exist; give a log file"),
+        (["-", "a.log"], "must be the only LOG"),
+        (["--dump", "x", "a.log"], "give one or the other"),
+        (["--top", "0", "a.log"], "'0' is not a count from 1 on"),
+        (["{empty}"], "holds no log file"),
+        (["{binary}"], "is not a text log, it holds binary data"),
+        (["{gzip}"], "damaged gzip file"),
+    ],
+)
+def test_bad_input_is_one_clear_line(capsys, tmp_path, arguments, says):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "binary").write_bytes(bytes(range(256)) * 100)
+    (tmp_path / "gzip").write_bytes(b"\x1f\x8b\x08")
+    paths = {name: str(tmp_path / name) for name in ("empty", "binary", "gzip")}
+    code, said, error = run(capsys, *(one.format(**paths) for one in arguments))
+    assert (code, said) == (2, "")
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_memory_does_not_grow_with_the_log():
+    program = """
+        import resource, sys
+        from ddplab.diagnose import Engine, entries
+        engine = Engine(entries())
+        engine.start("")
+        piece = "".join(f"[rank{i % 8}]: step {i} loss 2.5 WARNING: slow, Broken pipe {i}\\n" for i in range(20_000))
+        peaks = []
+        for turn in range(30):
+            engine.feed(piece)
+            if turn in (5, 29):
+                peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        engine.finish()
+        print(peaks[0], peaks[1])
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=120
+    )
+    early, late = map(int, ran.stdout.split())
+    assert late < 150_000  # KiB, the interpreter included
+    assert late - early < 8_000

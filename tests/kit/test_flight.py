@@ -1,0 +1,442 @@
+"""Flight-recorder dumps: written by real ranks, read without trust, compared to the place where the ranks part."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddplab.cli import BadInput
+from ddplab.cli_flight import report_dumps
+from ddplab.flight import DumpError, compare, compare_lines, dump_when_stuck, read_dumps, without_dump, write_dump
+from ddplab.postmortem import postmortem
+
+# -- real ranks -------------------------------------------------------------------------------------
+
+
+def hang(folder, worker, ranks=3, **options):
+    """The dumps of ranks that run ``worker``, and how the ranks ended."""
+    endings = postmortem(worker, ranks, str(folder), group_timeout_s=2, **options)
+    return read_dumps(folder), [ending.how for ending in endings]
+
+
+def test_names_the_ranks_that_issued_something_else(tmp_path):
+    def worker(folder):
+        with dump_when_stuck(folder, 0.5):
+            dist.all_reduce(torch.ones(7))
+            if dist.get_rank() == 2:
+                dist.broadcast(torch.ones(3), src=0)
+            else:
+                dist.all_reduce(torch.ones(3))
+
+    dumps, _ = hang(tmp_path, worker)
+    parting = compare(dumps)
+    assert (parting.kind, parting.group, parting.number) == ("mismatch", "0", 2)
+    assert parting.ranks == (2,)
+    assert parting.differs == ("operation",)
+    assert [camp.ranks for camp in parting.camps] == [(0, 1), (2,)]
+    here, there = (camp.call for camp in parting.camps)
+    assert (here.operation, here.inputs, here.input_dtypes) == ("all_reduce", ((3,),), ("Float",))
+    assert there.operation == "broadcast"
+    assert here.place.startswith("test_flight.py:")
+    assert here.place.endswith("in worker")
+    assert "they differ in operation" in str(parting)
+
+
+def test_names_the_rank_that_left_a_collective_out_and_what_it_did_last(tmp_path):
+    def worker(folder):
+        with dump_when_stuck(folder, 0.5):
+            for _ in range(3):
+                dist.all_reduce(torch.ones(7))
+            if dist.get_rank() != 1:
+                dist.all_reduce(torch.ones(3))
+
+    dumps, how = hang(tmp_path, worker)
+    assert how == ["raised", "returned", "raised"]
+    parting = compare(dumps)
+    assert (parting.kind, parting.number, parting.ranks) == ("missing", 4, (1,))
+    gone = parting.camps[1]
+    assert not gone.issued
+    assert gone.call is None
+    assert gone.last.number == 3
+    assert gone.last.inputs == ((7,),)
+    assert without_dump(dumps) == ()
+
+
+def test_sees_a_swapped_order(tmp_path):
+    def worker(folder):
+        with dump_when_stuck(folder, 0.5):
+            first, second = dist.all_reduce, dist.broadcast
+            if dist.get_rank() == 1:
+                first, second = second, first
+            works = [call(torch.ones(4), **({"src": 0} if call is dist.broadcast else {}), async_op=True)
+                     for call in (first, second)]  # fmt: skip
+            write_dump(folder)
+            for work in works:
+                work.wait()
+
+    dumps, _ = hang(tmp_path, worker)
+    parting = compare(dumps)
+    assert (parting.kind, parting.number, parting.ranks) == ("mismatch", 1, (1,))
+    assert "the order is swapped" in parting.notes[0]
+
+
+def test_sees_two_equal_collectives_in_swapped_order_by_their_lines(tmp_path):
+    def worker(folder):
+        def loss():
+            dist.all_reduce(torch.ones(4))
+
+        def accuracy():
+            dist.all_reduce(torch.ones(4))
+
+        for call in (loss, accuracy) if dist.get_rank() else (accuracy, loss):
+            call()
+        write_dump(folder)
+
+    dumps, how = hang(tmp_path, worker)
+    assert how == ["returned"] * 3
+    assert compare(dumps) is None
+    lines = compare_lines(dumps)
+    assert (lines.kind, lines.number, lines.ranks) == ("lines", 1, (0,))
+    assert lines.camps[1].call.place.endswith("in accuracy")
+    assert "the order is swapped" in lines.notes[0]
+
+
+def test_a_rank_that_aborts_leaves_no_dump_and_the_verdict_says_so(tmp_path, capsys):
+    def worker(folder):
+        with dump_when_stuck(folder, 0.5):
+            dist.all_reduce(torch.ones(7))
+            if dist.get_rank() == 1:
+                os._exit(3)
+            dist.all_reduce(torch.ones(3))
+
+    dumps, how = hang(tmp_path, worker)
+    assert how == ["raised", "died", "raised"]
+    assert without_dump(dumps) == (1,)
+    assert report_dumps(tmp_path) == 0
+    assert "No dump of rank 1" in capsys.readouterr().out
+
+
+def test_a_program_without_fault_parts_nowhere(tmp_path):
+    """Every collective that gloo records, some with parts that only the root has, and a group of two."""
+
+    def worker(folder):
+        rank, ranks, one = dist.get_rank(), dist.get_world_size(), torch.ones
+        two = dist.new_group([0, 1])
+        dist.all_reduce(one(2, 3) if rank else one(6))
+        dist.broadcast(one(3), 0)
+        dist.reduce(one(3), 0)
+        dist.all_gather([one(2) for _ in range(ranks)], one(2))
+        dist.gather(one(2), [one(2) for _ in range(ranks)] if rank == 0 else None)
+        dist.scatter(one(2), [one(2) for _ in range(ranks)] if rank == 0 else None)
+        dist.reduce_scatter(one(2), [one(2) for _ in range(ranks)])
+        given, taken = list(range(1, ranks + 1)), [rank + 1] * ranks
+        dist.all_to_all_single(one(sum(taken)), one(sum(given)), taken, given)
+        dist.all_gather_object([None] * ranks, "x" * rank)
+        dist.broadcast_object_list([rank], 0)
+        if rank == 0:
+            dist.send(one(2), 1)
+        elif rank == 1:
+            dist.recv(one(2), 0)
+        if rank < 2:
+            dist.all_reduce(one(2), group=two)
+        dist.barrier()
+        dist.monitored_barrier()
+        write_dump(folder)
+
+    dumps, how = hang(tmp_path, worker)
+    assert how == ["returned"] * 3
+    assert compare(dumps) is None
+    assert compare_lines(dumps) is None
+    assert dumps[0].members == {"0": (0, 1, 2), "1": (0, 1)}
+    assert len(dumps[0].calls) > 15
+
+
+def test_a_standstill_is_written_while_it_lasts(tmp_path):
+    def worker(folder):
+        with dump_when_stuck(folder, 0.3):
+            dist.all_reduce(torch.ones(7))
+            if dist.get_rank() == 1:
+                deadline = time.monotonic() + 20
+                while sorted(os.listdir(folder)) != ["rank0", "rank1"] and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                return sorted(os.listdir(folder))
+            dist.all_reduce(torch.ones(3))
+            return None
+
+    endings = postmortem(worker, 2, str(tmp_path), group_timeout_s=25)
+    assert endings[1].value == ["rank0", "rank1"]
+
+
+def test_torchs_own_analyser_reads_what_write_dump_writes(tmp_path):
+    def worker(folder):
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(3), async_op=True)
+        write_dump(folder)
+
+    hang(tmp_path, worker, ranks=2)
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path), "--prefix", "rank"]
+    analysed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert analysed.returncode == 0, analysed.stderr[-2000:]
+    assert "missing ranks: {1}" in analysed.stdout + analysed.stderr
+
+
+def test_needs_a_process_group():
+    with pytest.raises(RuntimeError, match="no process group"):
+        write_dump("/nowhere")
+    with pytest.raises(RuntimeError, match="no process group"), dump_when_stuck("/nowhere"):
+        pass
+    with pytest.raises(ValueError, match="after_s must be a positive number"), dump_when_stuck("/nowhere", 0):
+        pass
+
+
+# -- dumps made by hand -----------------------------------------------------------------------------
+
+
+def entry(number, operation="all_reduce", size=4, dtype="Float", group="0", line=10, backend="nccl", **more):
+    sizes, dtypes = ([], []) if operation == "barrier" else ([[size]], [dtype])
+    return {
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "op_id": number,
+        "record_id": number - 1,
+        "is_p2p": False,
+        "process_group": (group, {"0": "default_pg"}.get(group, "undefined")),
+        "profiling_name": f"{backend}:{operation}",
+        "input_sizes": sizes,
+        "output_sizes": sizes,
+        "input_dtypes": dtypes,
+        "output_dtypes": dtypes,
+        "state": "scheduled",
+        "time_created_ns": number * 1000,
+        "frames": [
+            {"name": "all_reduce", "filename": "/env/site-packages/torch/distributed/distributed_c10d.py", "line": 1},
+            {"name": "step", "filename": "/home/me/train.py", "line": line},
+        ],
+    } | more
+
+
+def put(folder, rank, entries, groups=None, prefix="nccl_trace_rank_", **more):
+    config = {
+        name: {"name": name, "desc": "default_pg" if name == "0" else "undefined", "ranks": str(ranks)}
+        for name, ranks in (groups or {}).items()
+    }
+    content = {"version": "2.10", "pg_config": config, "entries": entries, "pg_status": {}} | more
+    (folder / f"{prefix}{rank}").write_bytes(pickle.dumps(content, protocol=2))
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        ({"size": 8}, ("sizes",)),
+        ({"dtype": "Double"}, ("dtypes",)),
+        ({"operation": "barrier"}, ("operation",)),
+        ({"size": 8, "dtype": "Half"}, ("sizes", "dtypes")),
+    ],
+)
+def test_what_differs(tmp_path, changed, differs):
+    for rank in range(4):
+        put(tmp_path, rank, [entry(1), entry(2, **(changed if rank == 3 else {}))])
+    parting = compare(read_dumps(tmp_path))
+    assert (parting.kind, parting.number, parting.ranks, parting.differs) == ("mismatch", 2, (3,), differs)
+    assert "ranks 0–2: all_reduce of 4 Float at train.py:10 in step" in str(parting)
+
+
+def test_two_ranks_that_disagree_are_both_named(tmp_path):
+    put(tmp_path, 0, [entry(1)])
+    put(tmp_path, 1, [entry(1, size=5)])
+    assert compare(read_dumps(tmp_path)).ranks == (0, 1)
+
+
+def test_an_overwritten_ring_buffer_is_compared_where_it_overlaps(tmp_path):
+    put(tmp_path, 0, [entry(n) for n in range(50, 100)])
+    put(tmp_path, 1, [entry(n) for n in range(70, 99)])
+    parting = compare(read_dumps(tmp_path))
+    assert (parting.kind, parting.number, parting.ranks) == ("missing", 99, (0, 1))
+
+
+def test_a_rank_so_far_behind_that_the_others_have_overwritten_its_place(tmp_path):
+    put(tmp_path, 0, [entry(n) for n in range(50, 100)])
+    put(tmp_path, 1, [entry(n) for n in range(40, 100)])
+    put(tmp_path, 2, [entry(n) for n in range(1, 45)])
+    parting = compare(read_dumps(tmp_path))
+    assert (parting.kind, parting.number, parting.ranks) == ("missing", 45, (2,))
+    assert "rank 0: issued it, but the recorder has overwritten what it was" in str(parting)
+    assert "rank 1: all_reduce" in str(parting)
+
+
+def test_a_rank_whose_buffer_lost_a_group_is_not_blamed_there(tmp_path):
+    groups = {"0": [0, 1], "1": [0, 1]}
+    put(tmp_path, 0, [entry(7, group="1"), *(entry(n) for n in range(8, 20))], groups)
+    put(tmp_path, 1, [entry(n) for n in range(8, 20)], groups)
+    assert compare(read_dumps(tmp_path)) is None
+
+
+def test_each_group_counts_for_itself_and_members_only(tmp_path):
+    groups = {"0": [0, 1, 2], "1": [0, 1]}
+    for rank in range(3):
+        own = [entry(1, group="1", size=2), entry(2, group="1", size=2)] if rank == 0 else []
+        own = [entry(1, group="1", size=2)] if rank == 1 else own
+        put(tmp_path, rank, [entry(1), *own], groups)
+    parting = compare(read_dumps(tmp_path))
+    assert (parting.kind, parting.group, parting.number) == ("missing", "1", 2)
+    assert parting._absent() == (1,)
+    assert all(2 not in camp.ranks for camp in parting.camps)
+
+
+def test_different_groups_show_as_one_missing_with_what_the_other_did_instead(tmp_path):
+    groups = {"0": [0, 1], "1": [0, 1]}
+    put(tmp_path, 0, [entry(1), entry(2)], groups)
+    put(tmp_path, 1, [entry(1), entry(1, group="1", time_created_ns=9000, record_id=1)], groups)
+    parting = compare(read_dumps(tmp_path))
+    assert (parting.group, parting.number) == ("0", 2)
+    assert "rank 1: never issued it; the last was 1 of group 1: all_reduce" in str(parting)
+
+
+def test_the_first_parting_in_time_is_the_one_returned(tmp_path):
+    late = {"time_created_ns": 99_000}
+    put(tmp_path, 0, [entry(1, group="a"), entry(1, group="b", size=5, **late)])
+    put(tmp_path, 1, [entry(1, group="a", size=3), entry(1, group="b", size=6, **late)])
+    assert compare(read_dumps(tmp_path)).group == "a"
+
+
+def test_a_collective_left_out_shifts_what_follows(tmp_path):
+    sizes = [1, 2, 3, 4, 5]
+    put(tmp_path, 0, [entry(n, size=s) for n, s in enumerate(sizes, 1)])
+    put(tmp_path, 1, [entry(n, size=s) for n, s in enumerate(sizes, 1)])
+    put(tmp_path, 2, [entry(n, size=s) for n, s in enumerate([1, 3, 4, 5], 1)])
+    parting = compare(read_dumps(tmp_path))
+    assert (parting.number, parting.ranks) == (2, (2,))
+    assert parting.notes == ("rank 2 issued as 2 what ranks 0, 1 issued as 3: something is left out before",)
+
+
+def test_ranks_without_a_dump_are_named(tmp_path, capsys):
+    for rank in (0, 2):
+        put(tmp_path, rank, [entry(1)], {"0": [0, 1, 2, 3]})
+    assert without_dump(read_dumps(tmp_path)) == (1, 3)
+    report_dumps(tmp_path)
+    assert "No dump of ranks 1, 3" in capsys.readouterr().out
+
+
+def test_messages_and_coalesced_collectives(tmp_path):
+    sent = entry(1, "send 0->1", is_p2p=True)
+    put(tmp_path, 0, [sent, entry(1, size=3), entry(1, size=4), entry(2)])
+    put(tmp_path, 1, [entry(1, size=3), entry(1, size=4), entry(2)])
+    assert compare(read_dumps(tmp_path)) is None
+
+
+def test_says_what_did_not_complete_where_the_backend_knows(tmp_path, capsys):
+    for rank in range(2):
+        put(tmp_path, rank, [entry(1, state="completed"), entry(2, state="started" if rank else "scheduled")])
+    report_dumps(tmp_path)
+    assert "rank 1: the first that did not complete is 2: all_reduce" in capsys.readouterr().out
+
+
+def test_json_is_one_object_with_the_same_verdict(tmp_path, capsys):
+    put(tmp_path, 0, [entry(1)])
+    put(tmp_path, 1, [entry(1, size=5)])
+    report_dumps(tmp_path)
+    text = capsys.readouterr().out
+    assert report_dumps(tmp_path, as_json=True) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["verdict"] + "\n" == text
+    assert said["parting"]["ranks"] == [0, 1]
+    assert said["parting"]["camps"][1]["call"]["inputs"] == [[5]]
+
+
+# -- files that are no dumps --------------------------------------------------------------------------
+
+
+def dump_bytes(**more):
+    return pickle.dumps({"version": "2.10", "pg_config": {}, "entries": [entry(1)]} | more, protocol=2)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is empty"),
+        (b"no pickle at all", "it is no pickle"),
+        (b"\x80\x02" + bytes(range(256)), "damaged or cut off|more than plain data"),
+        (dump_bytes()[:-40], "damaged or cut off"),
+        (dump_bytes()[:3], "damaged or cut off"),
+        (b"\x80\x02r\xff\xff\xff\x7f.", "it is damaged"),
+        (pickle.dumps([1, 2]), "it has no version"),
+        (dump_bytes(version="3.0"), "its format is version '3.0', and this reads version 2"),
+        (dump_bytes(version=2), "its format is version 'int'"),
+        (pickle.dumps({"version": "2.10"}), "it has no entries"),
+        (dump_bytes(entries=[{}]), "unknown form"),
+        (dump_bytes(entries=[entry(1, input_sizes=7)]), "unknown form"),
+        (dump_bytes(entries=[entry(1, profiling_name=None)]), "unknown form"),
+        (dump_bytes(pg_config={"0": 1}), "unknown form"),
+    ],
+)
+def test_one_line_names_the_file_that_is_no_dump(tmp_path, content, why):
+    put(tmp_path, 0, [entry(1)])
+    bad = tmp_path / "nccl_trace_rank_1"
+    bad.write_bytes(content)
+    with pytest.raises(DumpError, match=why) as caught:
+        read_dumps(tmp_path)
+    assert str(bad) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(BadInput):
+        report_dumps(tmp_path)
+
+
+class Evil:
+    """A pickle that would create a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path, protocol):
+    mark = tmp_path / "ran"
+    (tmp_path / "rank0").write_bytes(pickle.dumps({"version": "2.10", "entries": [Evil(str(mark))]}, protocol))
+    with pytest.raises(DumpError, match=r"more than plain data|it is no pickle"):
+        read_dumps(tmp_path)
+    assert not mark.exists()
+
+
+def test_which_files_are_dumps(tmp_path):
+    with pytest.raises(DumpError, match="does not exist"):
+        read_dumps(tmp_path / "nowhere" / "at-all")
+    with pytest.raises(DumpError, match="holds no dump"):
+        read_dumps(tmp_path)
+    (tmp_path / "log.txt").write_text("passed over")
+    (tmp_path / ".rank0.123.part").write_text("passed over")
+    (tmp_path / "checkpoint7").mkdir()
+    put(tmp_path, 0, [entry(1)], prefix="run_a_")
+    put(tmp_path, 12, [entry(1)], prefix="run_a_")
+    assert [dump.rank for dump in read_dumps(tmp_path)] == [0, 12]
+    assert [dump.rank for dump in read_dumps(tmp_path / "run_a_")] == [0, 12]
+    with pytest.raises(DumpError, match="is a file"):
+        read_dumps(tmp_path / "log.txt")
+    put(tmp_path, 0, [entry(1)], prefix="run_b_")
+    with pytest.raises(DumpError, match="two dumps of rank 0, run_a_0 and run_b_0"):
+        read_dumps(tmp_path)
+
+
+def test_reading_needs_no_torch(tmp_path):
+    put(tmp_path, 0, [entry(1)])
+    put(tmp_path, 1, [entry(1, size=5)])
+    code = f"""
+import sys
+sys.modules["torch"] = None  # importing it now fails
+sys.path.insert(0, {str(os.path.dirname(os.path.dirname(sys.modules["ddplab"].__file__)))!r})
+import types
+package = types.ModuleType("ddplab")
+package.__path__ = [sys.path[0] + "/ddplab"]
+sys.modules["ddplab"] = package
+from ddplab.flight import compare, read_dumps
+print(compare(read_dumps({str(tmp_path)!r})).ranks)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "(0, 1)\n"

@@ -1,0 +1,234 @@
+"""The page "Diagnose a log" in a real browser: the answers of the command line, and a log that stays inert."""
+
+import gzip
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from bs4 import BeautifulSoup
+from playwright.sync_api import Page, sync_playwright
+from tiny_book import TinyBook
+
+from ddplab.diagnose import Engine, entries
+from ddplab.diagnose.browser import page_data
+from ddplab.diagnose.reading import ranks_of, read_text
+from tools import ROOT, need
+
+OWN = ROOT / "tests" / "kit" / "diagnose"
+LOGS = sorted((OWN / "logs").iterdir())
+STATIC = ROOT / "handbook" / "_static"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+READ = """(files) => new Promise((resolve) => {
+    const element = document.querySelector("ddp-diagnose");
+    element.addEventListener("diagnosed", (event) => resolve(event.detail && event.detail.diagnoses), {once: true});
+    element.start(files.map(([name, base64]) =>
+        new File([Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))], name)));
+})"""
+
+
+def build_page(folder: Path, known: dict) -> Path:
+    """A page with the element and nothing else, read from a folder as a reader may do."""
+    for name in ("diagnose.js", "diagnose.css"):
+        shutil.copy(STATIC / name, folder)
+    data = json.dumps(page_data(known)).replace("<", "\\u003c")
+    page = folder / "page.html"
+    page.write_text(
+        f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Diagnose</title>
+        <link rel="stylesheet" href="diagnose.css">
+        <main><h1>Diagnose</h1><h2>A log</h2><ddp-diagnose errors="errors.html">
+        <script type="application/json">{data}</script><div class="diagnose-instead">Static.</div></ddp-diagnose></main>
+        <script defer src="diagnose.js"></script></html>""",
+        encoding="utf-8",
+    )
+    return page
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = need("chromium", "chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def pages(browser, tmp_path_factory):
+    """A page with the tests' own entries, and one with the book's; what they ask the network for is an error."""
+    opened, asked = {}, []
+    for name, known in (("own", entries(OWN / "entries")), ("book", entries())):
+        page = browser.new_page()
+        path = build_page(tmp_path_factory.mktemp(name), known)
+        page.goto(path.as_uri())
+        page.on("request", lambda request: request.url.startswith("blob:") or asked.append(request.url))
+        page.on("pageerror", lambda error: asked.append(str(error)))
+        opened[name] = page
+    yield opened
+    assert not asked
+
+
+def in_page(page: Page, *files: tuple[str, bytes]) -> list[dict] | None:
+    import base64
+
+    return page.evaluate(READ, [[name, base64.b64encode(data).decode()] for name, data in files])
+
+
+def in_python(known: dict, *files: tuple[str, bytes]) -> list[dict]:
+    import io
+
+    engine = Engine(known)
+    for (name, data), rank in zip(files, ranks_of([name for name, _ in files]), strict=True):
+        engine.start(name, rank)
+        for text in read_text(io.BufferedReader(io.BytesIO(data)), name):
+            engine.feed(text)
+    return json.loads(json.dumps([asdict(one) for one in engine.finish()]))
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+def test_page_and_command_line_say_the_same(pages, path):
+    file = (path.name, path.read_bytes())
+    expected = in_python(entries(OWN / "entries"), file)
+    if not file[1]:  # the page asks for a log instead
+        assert expected == []
+        return
+    assert in_page(pages["own"], file) == expected
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+def test_they_say_the_same_with_the_entries_of_the_book(pages, path):
+    file = (path.name, path.read_bytes())
+    if file[1]:
+        assert in_page(pages["book"], file) == in_python(entries(), file)
+
+
+@pytest.mark.parametrize("name", entries())
+def test_they_say_the_same_of_an_entry_s_samples(pages, name):
+    for sample in entries()[name].samples:
+        file = ("sample.log", sample.encode())
+        assert in_page(pages["book"], file) == in_python(entries(), file)
+
+
+def test_several_files_and_packed_ones(pages):
+    known = entries(OWN / "entries")
+    user = (OWN / "logs" / "user.log").read_bytes().splitlines(keepends=True)
+    files = [(f"out_{rank}.log", b"".join(one for one in user if f"rank{rank}]".encode() in one)) for rank in range(4)]
+    answer = in_page(pages["own"], *files)
+    assert answer == in_python(known, *files)
+    assert {one["rank"] for one in answer} >= {2}
+    packed = ("a.log.gz", gzip.compress((OWN / "logs" / "kill.log").read_bytes()))
+    assert in_page(pages["own"], packed) == in_python(known, packed)
+    cut = (packed[0], packed[1][:-12])
+    assert in_page(pages["own"], cut) == in_python(known, cut)
+
+
+def test_blocks_join_without_a_seam(pages):
+    """A log of many blocks, with what matters across their borders."""
+    noise = "".join(f"[rank{i % 8}]: step {i} loss {i * 7919 % 1000}\n" for i in range(60_000))
+    log = noise + (OWN / "logs" / "userrec.log").read_text() + noise + (OWN / "logs" / "nearby.log").read_text() + noise
+    for shift in (0, 1, 500_000):
+        file = ("big.log", ("x" * shift + "\n" + log).encode())
+        answer = in_page(pages["own"], file)
+        assert answer == in_python(entries(OWN / "entries"), file)
+        assert answer[0]["evidence"][0]["line_number"] == 60_011
+
+
+def test_a_log_is_inert(pages):
+    page = pages["own"]
+    page.locator("textarea").fill((OWN / "logs" / "hostile.log").read_text())
+    page.get_by_role("button", name="Diagnose the text").click()
+    page.locator(".diagnose-list").wait_for()
+    assert page.title() == "Diagnose"
+    results = page.locator(".diagnose-results")
+    assert results.locator("img, script, iframe, svg, style, link, object").count() == 0
+    assert results.locator("a").count() == 0
+    assert "<img src='https://evil.example/a.png' onerror=alert(1)>" in results.locator("pre").first.inner_text()
+    assert "\x1b" not in results.inner_text()
+
+
+def test_keyboard_and_status(pages):
+    page = pages["own"]
+    page.get_by_label("Paste what the ranks printed").fill((OWN / "logs" / "oom_then_watchdog.log").read_text())
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.locator(".diagnose-list").wait_for()
+    assert "First: A GPU ran out of memory" in page.get_by_role("status").inner_text()
+    assert page.locator(".diagnose-list a").first.get_attribute("href") == "errors.html#error-memory-cuda"
+
+
+def test_nothing_known_and_bad_input(pages):
+    page = pages["own"]
+    assert in_page(page, ("a.log", b"all is well\n")) == []
+    assert "Nothing in the log is known" in page.get_by_role("status").inner_text()
+    assert "py-spy dump" in page.locator(".diagnose-results").inner_text()
+    assert in_page(page, ("a.bin", bytes(range(32)) * 100)) is None
+    assert "a.bin is not a text log, it holds binary data." in page.get_by_role("status").inner_text()
+    page.locator("textarea").fill("")
+    page.get_by_role("button", name="Diagnose the text").click()
+    assert "There is no text yet" in page.get_by_role("status").inner_text()
+
+
+def test_it_can_be_cancelled(pages):
+    page = pages["own"]
+    said = page.evaluate(
+        """() => new Promise((resolve) => {
+            const element = document.querySelector("ddp-diagnose");
+            const answer = (event) => resolve([event.detail, element.state.textContent]);
+            element.addEventListener("diagnosed", answer, {once: true});
+            element.start([new File([("step 1 loss 2.0\\n").repeat(4_000_000)], "a.log")]);
+            element.querySelector("button:not([hidden]):nth-of-type(2)").click();
+        })"""
+    )
+    assert said == [None, "Cancelled."]
+    assert page.get_by_role("button", name="Cancel").count() == 0  # hidden again
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_accessible_and_fits_a_phone(browser, tmp_path, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
+    page.goto(build_page(tmp_path, entries(OWN / "entries")).as_uri())
+    in_page(page, ("user.log", (OWN / "logs" / "user.log").read_bytes()))
+    page.locator(".diagnose-list").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    found = Axe().run(page).response["violations"]
+    assert not [(one["id"], one["nodes"][0]["html"][:200]) for one in found]
+    page.close()
+
+
+def test_the_script_is_light():
+    assert len(gzip.compress((STATIC / "diagnose.js").read_bytes())) < 30_000
+
+
+def test_the_script_asks_for_nothing():
+    source = (STATIC / "diagnose.js").read_text()
+    for word in ("fetch(", "XMLHttpRequest", "sendBeacon", "innerHTML", "insertAdjacentHTML", "import(", "WebSocket"):
+        assert word not in source, word
+
+
+def test_the_directive_puts_the_entries_into_the_page(tmp_path, monkeypatch):
+    book = TinyBook(tmp_path, monkeypatch)
+    book.write(
+        "conf.py",
+        (tmp_path / "conf.py").read_text()
+        + f"""
+extensions.append("diagnose_page")
+html_static_path = [{str(STATIC)!r}]
+""",
+    )
+    book.chapters(diagnose="```{diagnose}\nUse `ddplab diagnose`.\n```\n", errors="Nothing.")
+    built = book.build()
+    assert built.complaints == ""
+    page = built.page("diagnose")
+    element = page.select_one("ddp-diagnose")
+    assert element["errors"] == "errors.html"
+    assert json.loads(element.select_one("script").string) == json.loads(json.dumps(page_data(entries())))
+    assert element.select_one(".diagnose-instead").get_text().strip() == "Use ddplab diagnose."
+    assert page.select_one('script[src*="diagnose.js"]')
+    assert not built.page("errors").select_one('script[src*="diagnose.js"]')
+    epub = book.build("epub")
+    page = BeautifulSoup((epub.folder / "diagnose.xhtml").read_text(), "html.parser")
+    assert "Use ddplab diagnose." in page.get_text()
+    assert not page.select("script, ddp-diagnose")
