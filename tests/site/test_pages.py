@@ -20,6 +20,10 @@ PAGES = [
     "from_scratch.html",
     "museum.html",
     "setup.html",
+    "debugging.html",
+    "faults.html",
+    "errors.html",
+    "diagnose.html",
     "claims.html",
     "edition.html",
     "glossary.html",
@@ -30,6 +34,8 @@ PAGES = [
     "labs/from_scratch/plot_10_grade_yourself.html",
     "labs/museum/plot_05_two_forwards_two_backwards.html",
     "labs/setup/plot_04_hello_ranks.html",
+    "labs/debugging/plot_00_triage.html",
+    "labs/debugging/plot_07_killed_rank.html",
 ]
 # Found in the theme, not in the book; each with its reason.
 THEME = {

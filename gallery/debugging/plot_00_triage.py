@@ -1,0 +1,210 @@
+"""
+From the symptom to the rank
+============================
+
+Someone calls at night: the job is stuck, or gone, or slow, or its loss looks odd.
+Which question do you ask first, and which next?
+This lab writes the questions down as a tree, breaks one training program in nine ways, and lets the tree find each.
+It serves :ref:`debugging`.
+"""
+
+# %%
+# One program, nine faults
+# ------------------------
+# Every rank trains a small model for a few steps; the name of a fault breaks one line on rank 1.
+
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import device, record
+from ddplab.gaps import flat_weights, gap
+from ddplab.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
+from ddplab.postmortem import postmortem
+
+STEPS = 4
+
+
+def train(fault, ranks=2):
+    def broken(name):
+        return fault == name and dist.get_rank() == 1 and step == 2
+
+    torch.manual_seed(0)
+    model = DDP(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).to(device()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(ranks, STEPS, 32, 8).to(device())
+    own_s = [0.0] * STEPS
+    for step in range(STEPS):
+        began_s = time.perf_counter()
+        if broken("raises"):
+            raise KeyError("label 17")
+        if broken("out of memory"):
+            torch.empty(2**60)
+        if broken("killed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if broken("reads for ever"):
+            time.sleep(600)
+        if broken("skips a batch"):
+            continue
+        if broken("logs alone"):
+            dist.all_reduce(torch.zeros(1))
+        if fault == "slow rank" and dist.get_rank() == 1:
+            time.sleep(0.05)
+        out = (model.module if fault == "around the wrapper" else model)(
+            x[dist.get_rank(), step]
+        )
+        own_s[step] = time.perf_counter() - began_s
+        loss = (out - x[dist.get_rank(), step].sum(1, keepdim=True)).square().mean()
+        (loss * ranks if fault == "averages twice" else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return flat_weights(model).tolist(), min(own_s)
+
+
+# %%
+# The questions
+# -------------
+# Each takes what you can see from outside: how the ranks ended, where their stacks are, three numbers.
+
+
+def triage(ends, reference):
+    hung = [end for end in ends if end.how == "hung"]
+    if failed := [end for end in ends if end.how in ("raised", "died")]:
+        losses_of_contact = ("Connection closed", "Connection reset", "Timed out")
+        own = [e for e in failed if not any(words in e.error for words in losses_of_contact)]
+        if not own:
+            return "crash", "no rank has a reason of its own: look at its machine"
+        if "memory" in own[0].error:
+            return "out of memory", f"rank {own[0].rank} first"
+        how = "was ended from outside" if own[0].how == "died" else "raised"
+        return "crash", f"rank {own[0].rank} {how}: {own[0].error.splitlines()[0]}"
+    if hung:
+        waiting = [e for e in hung if "backward" in e.where or "all_reduce" in e.where]
+        if len(waiting) < len(hung):
+            (busy,) = (e for e in hung if e not in waiting)
+            return "hang", f"rank {busy.rank} is in no collective: {busy.where}"
+        if len({e.where for e in hung}) > 1 or len(hung) < len(ends):
+            return "hang", "the ranks wait in different calls: they are out of step"
+        return "hang", "all wait in the same call: the link, or their order"
+    weights, own_s = zip(*(end.value for end in ends), strict=True)
+    vectors = [torch.tensor(w) for w in weights]
+    if gap(vectors) > 0:
+        return "wrong", "the ranks' weights differ: something was not reduced"
+    if gap([vectors[0], reference]) > 1e-4:
+        return "wrong", "the ranks agree with each other, and not with one process"
+    if max(own_s) > 5 * min(own_s) + 0.02:
+        return "slow", f"rank {own_s.index(max(own_s))} computes for longer than the others"
+    return "fine", "as one process on the same global batch"
+
+
+# %%
+# What the tree says
+# ------------------
+# Two ranks, two seconds each until a rank that still runs counts as hung.
+# The reference is one process on the global batch.
+
+
+def one_process():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(2, STEPS, 32, 8)
+    for step in range(STEPS):
+        batch = x[:, step].flatten(0, 1)
+        (model(batch) - batch.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return flat_weights(model)
+
+
+FAULTS = {
+    "none": "fine",
+    "raises": "crash",
+    "killed": "crash",
+    "out of memory": "out of memory",
+    "reads for ever": "hang",
+    "skips a batch": "hang",
+    "logs alone": "crash",
+    "around the wrapper": "wrong",
+    "averages twice": "wrong",
+    "slow rank": "slow",
+}
+reference, found = one_process(), {}
+print(f"{'rank 1 …':19} symptom        what to look at")
+for fault, expected in FAULTS.items():
+    endings = postmortem(train, 2, fault, timeout_s=2.5)
+    symptom, finding = triage(endings, reference)
+    found.setdefault(symptom, []).append(fault)
+    print(f"{fault:19} {symptom:14} {finding}")
+    assert symptom == expected
+record("faults", tried=len(FAULTS) - 1)
+
+# %%
+# The last line before a crash is seldom the reason: in three of these runs rank 0 raises, too, and only reports that rank 1 has gone.
+# A rank that ends with a signal leaves no traceback; its exit code is all that it says.
+#
+# The tree, to print
+# ------------------
+
+TREE = {
+    "some ranks\nhave ended": (
+        "Which has a reason\nof its own?",
+        [
+            "a traceback: read it",
+            "a signal: −9, −11, −6, −7",
+            "no memory: that rank, that step",
+        ],
+    ),
+    "all run,\nno step passes": (
+        "Where is each\nrank's stack?",
+        [
+            "one is in no collective: that rank",
+            "in different calls: out of step",
+            "all in one call: link, order, size",
+        ],
+    ),
+    "steps pass": (
+        "Do the weights\nagree?",
+        [
+            "not between ranks: not reduced",
+            "not with one process: mean, data",
+            "they do, and it is slow: who computes?",
+        ],
+    ),
+}
+fig, ax = subplots(height_in=3.9)
+describe(
+    fig,
+    "A tree of questions: from three symptoms by one question each to nine places to look.",
+)
+
+
+def box(x, y, text, edge, **style):
+    shape = {"boxstyle": "round,pad=0.45", "facecolor": FAINT, "edgecolor": edge, "lw": 1.5}
+    ax.text(x, y, text, ha="left", va="center", bbox=shape, zorder=3, **style)
+
+
+def branch(x0, y0, x1, y1):
+    ax.plot([x0, (x0 + x1) / 2, (x0 + x1) / 2, x1], [y0, y0, y1, y1], color=MUTED, lw=1.2)
+
+
+y = 9.0
+box(0, 4.5, "What do you\nsee?", INK, weight="bold")
+for symptom, (question, leaves) in TREE.items():
+    middle = y - 1
+    branch(1.3, 4.5, 2.3, middle)
+    branch(3.6, middle, 4.6, middle)
+    box(2.3, middle, symptom, ACCENT)
+    box(4.6, middle, question, INK)
+    for leaf in leaves:
+        branch(6.3, middle, 7.3, y)
+        ax.text(7.4, y, leaf, ha="left", va="center")
+        y -= 1
+    y -= 0.5
+ax.set(xlim=(-0.2, 11.6), ylim=(-0.6, 9.6))
+ax.axis("off")

@@ -1,0 +1,114 @@
+"""
+One rank skips a collective
+===========================
+
+The job stands still; minutes later some ranks fail, and they are the healthy ones.
+It is written this way: only rank 0 logs, so the mean of the loss, which is an all-reduce, goes under ``if rank == 0:``.
+It serves :ref:`faults`.
+"""
+
+# %%
+# The evaluation is over, and rank 0 wants the mean loss.
+
+import re
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ddplab import launch, record
+from ddplab.postmortem import postmortem, report
+
+SHORT = timedelta(seconds=1)  # by default 30 minutes
+
+
+def wrong(train_on):
+    # On every machine a gloo group, whose timeout raises; NCCL's would end the process.
+    gloo = dist.new_group(backend="gloo", timeout=SHORT)
+    loss = torch.tensor([dist.get_rank() + 1.0])
+    if dist.get_rank() == 0:
+        dist.all_reduce(loss, group=gloo)
+        print(f"mean loss {loss.item() / dist.get_world_size()}")
+    if train_on:
+        dist.all_reduce(torch.ones(100), group=gloo)  # the next gradients
+
+
+# %%
+# The others are still there
+# --------------------------
+# They have gone on to something that is not a collective: saving, sleeping, reading data.
+
+endings = postmortem(wrong, 3, False)
+print(report(endings))
+assert [e.how for e in endings] == ["raised", "returned", "returned"]
+assert "Timed out waiting 1000ms" in endings[0].error
+
+# %%
+# Only rank 0 speaks, and it is not at fault: it waits in the call that the others left out.
+#
+# The others have ended
+# ---------------------
+# The same program, and ranks 1 and 2 come to the end of the script.
+
+left = postmortem(wrong, 3, False, leave=True)
+print(report(left))
+assert [e.how for e in left] == ["raised", "returned", "returned"]
+assert re.search("Connection (closed|reset) by peer", left[0].error)
+
+# %%
+# Now no timeout is needed: the system closes the connections of a process that ends.
+# The text speaks of a crash; nobody crashed.
+#
+# The others train on
+# -------------------
+# Their next all-reduce meets the one of rank 0, and from here on every call is off by one.
+
+off = postmortem(wrong, 3, True)
+print(report(off, said=1))
+assert off[0].how == "died"
+assert "op.preamble.length <= op.nbytes" in off[0].printed
+assert {e.how for e in off[1:]} == {"raised"}
+
+speakers = {"stay": endings, "end": left, "train_on": off}
+record(**{name: sum(e.how != "returned" for e in run) for name, run in speakers.items()})
+
+# %%
+# With tensors of one size there is no error at all: rank 0 takes a gradient for a loss, as in :doc:`plot_03_swapped_collectives`.
+#
+# Ask for the names
+# -----------------
+# Under ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` a barrier stands before each collective, and rank 0 counts who comes.
+
+asked = postmortem(wrong, 3, False, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+print(report(asked))
+assert [e.how for e in asked] == ["raised", "returned", "returned"]
+assert "Ranks 1, 2 failed to pass monitoredBarrier in 1000 ms" in asked[0].error
+
+# %%
+# The run after the fix
+# ---------------------
+
+
+def right():
+    gloo = dist.new_group(backend="gloo", timeout=SHORT)
+    loss = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(loss, group=gloo)
+    if dist.get_rank() == 0:
+        print(f"mean loss {loss.item() / dist.get_world_size()}")
+    dist.all_reduce(torch.ones(100), group=gloo)
+
+
+launch(right, 3)
+
+# %%
+# The fix
+# -------
+# Call on all ranks, and put the ``if`` around what is done with the result.
+# Some calls hide one: DDP's forward, if the model has buffers (:doc:`../museum/plot_10_rank_0_only_forward`), a metric that reduces itself, the ``state_dict`` of a sharded model.
+# If only rank 0 needs the number, ``dist.reduce(loss, dst=0)`` sends less; it has to be called by all ranks, too.
+#
+# How to recognize it
+# -------------------
+# Compare the stacks of *all* ranks: the one that fails stands in a collective which the others never called.
+# The flight recorder counts it: one rank's last number is higher (:ref:`internals-flight-recorder`).
+# From a dead peer it differs in the peers' exit codes, which are 0; from a slow one in that waiting longer does not help.

@@ -1,0 +1,93 @@
+"""
+Another model on one rank
+=========================
+
+The job dies in DDP's constructor: ``Connection closed by peer`` on rank 0, whose log is the one that people read.
+It is written because the model is built from the data (a vocabulary, a number of classes), and each rank sees a share of the data.
+It serves :ref:`faults`.
+"""
+
+# %%
+# The broken program
+# ------------------
+# ``SHARDS`` holds the labels that each rank has read.
+# In the first case rank 1's share has a label more, in the second rank 0's.
+
+import datetime
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import device
+from ddplab.postmortem import postmortem, report
+
+SHARDS = {
+    "rank 1 differs": [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2]],
+    "rank 0 differs": [[0, 1, 2, 3], [0, 1, 2], [0, 1, 2]],
+}
+
+
+def wrong(labels):
+    return len(set(labels))
+
+
+def right(labels):
+    shares = [None] * dist.get_world_size()
+    dist.all_gather_object(shares, labels)
+    return len(set().union(*shares))
+
+
+def worker(count_classes, shards):
+    # A gloo group on every machine: the peers' text is gloo's own.
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=10))
+    classes = count_classes(shards[dist.get_rank()])
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(4, classes).to(device()), process_group=group)
+    model(torch.ones(2, 4).to(device())).sum().backward()
+    return f"a model of {classes} classes"
+
+
+# %%
+# What every rank says
+# --------------------
+
+for case, shards in SHARDS.items():
+    endings = postmortem(worker, 3, wrong, shards, timeout_s=20)
+    print(case)
+    print(report(endings))
+    assert [e.how for e in endings] == ["raised"] * 3
+    guilty = [
+        "appears not to match sizes of the same param in process 0" in e.error for e in endings
+    ]
+    closed = ["Connection" in e.error for e in endings]
+    assert guilty == (
+        [False, True, False] if case == "rank 1 differs" else [False, True, True]
+    )
+    assert closed == [not g for g in guilty]
+
+# %%
+# Each rank compares its shapes with those of *rank 0*, so the text comes from whoever differs from rank 0, and rank 0 itself never prints it.
+# Rank 0 goes on to send its parameters, to a rank that has left.
+# A third rank that agrees with rank 0 may receive them, return from its constructor and fail in its first backward.
+#
+# If ranks differ in the *number* of parameters, every rank raises and names both counts: :ref:`internals-constructor`.
+#
+# The fix
+# -------
+# Build the model from what all ranks agree on: here the union of all labels, in a real program the configuration or a vocabulary file that all ranks read.
+
+for shards in SHARDS.values():
+    endings = postmortem(worker, 3, right, shards, timeout_s=20)
+    assert [e.how for e in endings] == ["returned"] * 3
+    assert {e.value for e in endings} == {"a model of 4 classes"}
+print(report(endings))
+
+# %%
+# How to recognize it
+# -------------------
+# Look for ``appears not to match sizes of the same param in process 0`` in the logs of *all* ranks; the line begins with the rank's number and gives the shape that this rank has.
+# One rank says it: that rank is the odd one.
+# All ranks but 0 say it: rank 0 is.
+# Equal counts pass without an error, even if class 2 is another label on each rank: compare the vocabulary itself, not its length.

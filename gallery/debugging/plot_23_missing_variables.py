@@ -1,0 +1,79 @@
+"""
+A variable that only some ranks have
+====================================
+
+``environment variable RANK expected, but not set`` is the first error most people get from DDP: the program was started with ``python`` instead of a launcher.
+All see it then, and at once.
+It is worse when one machine lacks one variable, as a forgotten ``export`` leaves it: most ranks then wait, and say something else.
+It serves :ref:`faults`.
+"""
+
+# %%
+# The program, started with ``python`` alone.
+
+import os
+import re
+import subprocess
+import sys
+
+from ddplab import launch
+from ddplab.postmortem import postmortem, report
+
+PROGRAM = 'import torch.distributed as dist; dist.init_process_group("gloo")'
+NEEDED = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+
+bare = {name: text for name, text in os.environ.items() if name not in NEEDED}
+ran = subprocess.run(
+    [sys.executable, "-c", PROGRAM], env=bare, capture_output=True, text=True, timeout=120
+)
+print(ran.stderr.splitlines()[-1])
+assert ran.returncode == 1
+assert "environment variable RANK expected, but not set" in ran.stderr
+
+# %%
+# Now seven ranks, of which only rank 0 has all four: each of the others lacks one, or has a text where a number should be.
+# The group's timeout is 1 s instead of 30 minutes.
+
+# An empty variable counts as one that is not set; the last two are what a typing error leaves.
+CHANGES = [{}, *({name: ""} for name in NEEDED), {"RANK": "one"}, {"MASTER_PORT": "29500;"}]
+
+
+def enter(changes):
+    import datetime
+    import os
+
+    import torch.distributed as dist
+
+    os.environ.update(changes[int(os.environ["RANK"])])
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+    return f"{dist.get_rank()} of {dist.get_world_size()}"
+
+
+waits, *speak = postmortem(enter, 7, CHANGES, init=False, leave=True)
+for rank, (change, says) in enumerate(zip(CHANGES[1:], speak, strict=True), 1):
+    ((name, text),) = change.items()
+    said = re.search(r"(?:environment variable|invalid literal).*", says.error)[0]
+    print(f"rank {rank} has {f'{name}={text}':19} and says: {said}")
+    assert f"{name} expected, but not set" in said if not text else text in said
+print(report([waits]))
+assert "waiting for clients. 1/7 clients joined" in waits.error
+
+# %%
+# ``env://`` reads the four variables in this order and stops at the first that is missing, so repairing one may show the next.
+# The rank that lacks one never gets to the store; those that have all of them wait there for it.
+#
+# A launcher tells every rank all four.
+
+print(launch(enter, 2, [{}] * 2, init=False))
+
+# %%
+# The fix
+# -------
+# Start the program with ``torchrun --standalone --nproc-per-node=2 train.py``; for one process, ``--nproc-per-node=1``.
+# If you start ranks by hand or under ``srun python``, set all four variables in the same place, and print them on every rank before ``init_process_group``.
+#
+# How to recognize it
+# -------------------
+# The rank that names a variable is the one to look at, and it is the first to end.
+# Under torchrun you do not see this error, because torchrun sets the variables; if you do, the program was not started by the torchrun that you think of, or removes them.
+# ``waiting for clients`` alone means that some rank did not come; look in the log of *that* rank for the reason.

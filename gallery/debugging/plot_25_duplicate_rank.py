@@ -1,0 +1,74 @@
+"""
+Two processes with the same rank
+================================
+
+``rank=int(os.environ["LOCAL_RANK"])`` works on one machine.
+On two machines with two processes each there are then two ranks 0, two ranks 1, and no ranks 2 and 3.
+It serves :ref:`faults`.
+"""
+
+# %%
+# Four processes stand for two machines with two each; only the wrong program gives its local rank to the group.
+
+from ddplab import launch
+from ddplab.postmortem import postmortem, report
+
+
+def train(rank_of, world_size):
+    import datetime
+    import os
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    rank = rank_of[int(os.environ["RANK"])]
+    timeout = datetime.timedelta(seconds=2)
+    try:
+        dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timeout)
+    except dist.DistError:
+        time.sleep(1 if rank == 0 else 0)  # it has the store; the others shall say their word
+        raise
+    total = torch.tensor(1)
+    dist.all_reduce(total)
+    return f"rank {rank}, the sum of ones is {total.item()}"
+
+
+# %%
+# The lanes below are numbered by process; processes 2 and 3 believe that they are ranks 0 and 1.
+
+endings = postmortem(train, 4, [0, 1, 0, 1], 4, init=False, leave=True)
+print(report(endings))
+assert [e.how for e in endings] == ["raised"] * 4
+assert sum("EADDRINUSE" in e.error for e in endings) == 1
+assert sum("3/4 clients joined" in e.error for e in endings) == 1
+assert sum("keys: /default_pg/0//cpu//0/0" in e.error for e in endings) == 2
+
+# %%
+# Nobody says that a rank is there twice.
+# Both ranks 0 want to host the store and one is refused; the other counts three and misses a fourth.
+#
+# If rank 0 is there once, the count is right.
+# Here ranks 0, 1 and 1 form a group of three, and all wait for the address of the rank that nobody is:
+
+endings = postmortem(train, 3, [0, 1, 1], 3, init=False, leave=True)
+print(report(endings))
+assert all("wait timeout" in e.error and e.error.endswith("cpu//0/2") for e in endings)
+
+# %%
+# With the numbers that a launcher gives, each is there once.
+
+print("\n".join(launch(train, 4, [0, 1, 2, 3], 4, init=False)))
+
+# %%
+# The fix
+# -------
+# ``RANK`` numbers the process in the job and goes to the group; ``LOCAL_RANK`` numbers it on its machine and chooses the device.
+# Best give ``init_process_group`` neither: it reads ``RANK`` and ``WORLD_SIZE`` by itself.
+#
+# How to recognize it
+# -------------------
+# All ranks fail in ``init_process_group`` and as many processes run as ``WORLD_SIZE`` says.
+# The key in ``wait timeout`` ends in a rank; if no process has that rank, some other rank is there twice.
+# Print ``RANK``, ``LOCAL_RANK`` and the host name on every process, sort the lines, and look for a repetition.
+# If ``WORLD_SIZE`` is local as well, nothing is said at all: there are two jobs, as with two ``--standalone`` agents (:ref:`setup-launchers`).

@@ -1,0 +1,89 @@
+"""
+A worker forked while a thread held a lock
+==========================================
+
+One rank stands still in its data loader, at the first batch or now and then at the start of an epoch; the others stand in an all-reduce.
+No error, no load on any core.
+It serves :ref:`faults`.
+"""
+
+# %%
+# The samples come through a cache with a lock, and a thread fills the cache ahead of time.
+# On rank 1 the thread is at work, and so holds the lock, at the moment when the loader forks its worker.
+
+import threading
+
+from ddplab import launch
+from ddplab.postmortem import postmortem, report
+
+
+def train(thread):
+    import multiprocessing
+
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, Dataset
+
+    multiprocessing.current_process().daemon = False  # a rank of a lab may have no workers
+    lock, works, finish = threading.Lock(), threading.Event(), threading.Event()
+
+    class Cached(Dataset):
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, i):
+            with lock:
+                return torch.full((1,), float(i))
+
+    def fill_the_cache():
+        with lock:
+            works.set()
+            finish.wait()
+
+    def start_thread():
+        if dist.get_rank() == 1:
+            threading.Thread(target=fill_the_cache, daemon=True).start()
+            works.wait()
+
+    loader = DataLoader(Cached(), 4, num_workers=1, multiprocessing_context="fork")
+    if thread == "first":
+        start_thread()
+    batches = iter(loader)  # forks the worker
+    if thread == "last":
+        start_thread()
+    finish.set()  # the thread releases the lock right after
+    count = 0
+    for batch in batches:
+        dist.all_reduce(batch)
+        count += 1
+    return f"{count} batches"
+
+
+print("no thread:", launch(train, 2, "none"))
+endings = postmortem(train, 2, "first", timeout_s=4, leave=True)
+print(report(endings))
+assert [e.how for e in endings] == ["hung", "hung"]
+assert endings[0].where.startswith("all_reduce")
+assert endings[1].where.startswith("__next__")
+
+# %%
+# A fork copies memory with the lock in it, and only the thread that called it.
+# In rank 1 the thread releases the lock a moment later; in the worker there is no such thread, and the copy stays locked for ever.
+# The rank waits for its worker, and the other ranks wait for the rank.
+#
+# With workers that are there before the thread is, nothing is held when they are forked.
+
+print("workers first:", launch(train, 2, "last"))
+
+# %%
+# The fix
+# -------
+# Make the loader's iterator before you start threads, with ``persistent_workers=True`` so that later epochs fork no more; or have no fork at all: ``DataLoader(…, multiprocessing_context="forkserver")`` starts workers from a process without your threads.
+# The data set must then be picklable and its class importable; a lock is neither, so it is made in the worker, in ``worker_init_fn`` or at first use.
+# Python's own ``logging`` repairs its locks in a forked child; yours, and those of C libraries, nobody repairs.
+#
+# How to recognize it
+# -------------------
+# One rank stands in ``__next__`` of the loader, all others in a collective.
+# The stack of the *worker* (``py-spy dump --pid`` of the child) ends at a lock, in ``__getitem__``.
+# Give the loader ``timeout=60``: the hang becomes ``DataLoader timed out after 60 seconds`` on the rank that has it.

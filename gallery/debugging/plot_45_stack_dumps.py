@@ -1,0 +1,139 @@
+"""
+Where is each rank? Stacks from outside and from inside
+=======================================================
+
+A hung rank prints nothing, but it stands in some line of the program.
+Three ways to see which: ``py-spy`` from outside, with no preparation; ``faulthandler`` on a signal, or after a time, set up beforehand.
+It serves :ref:`debugging-tools`.
+"""
+
+# %%
+# Rank 0 waits for the mean loss; rank 1 loads a batch that does not come.
+# Each rank prepares itself by three lines of ``faulthandler``, and leaves its process id in a file.
+
+import faulthandler
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ddplab.postmortem import postmortem
+
+
+def train(folder):
+    rank, group = dist.get_rank(), dist.new_group(backend="gloo")
+    own = open(f"{folder}/{rank}.stacks", "w")  # noqa: SIM115  (faulthandler writes to it)
+    faulthandler.register(signal.SIGUSR2, file=own)  # then: kill -USR2 PID
+    faulthandler.dump_traceback_later(1.0, file=sys.stderr)  # unless cancelled before
+    Path(folder, f"{rank}.pid").write_text(f"{os.getpid()}\n")
+
+    def next_batch():
+        while rank == 1 and not Path(folder, "batch").exists():
+            time.sleep(0.01)
+
+    def mean_loss():
+        dist.all_reduce(torch.ones(1), group=group)
+
+    next_batch()
+    mean_loss()
+    faulthandler.cancel_dump_traceback_later()
+
+
+# %%
+# From outside
+# ------------
+# ``py-spy dump`` reads another process's memory: nothing is installed in the program, and the program goes on unharmed.
+
+
+def written(path, until):
+    deadline = time.monotonic() + 60
+    while not (path.exists() and until in path.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def py_spy(pid):
+    tool = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
+    try:
+        done = subprocess.run(
+            [tool, "dump", "--pid", pid.strip()], capture_output=True, text=True, timeout=60
+        )
+    except FileNotFoundError:
+        return "  py-spy is not installed: pip install py-spy"
+    if done.returncode:  # tracing is not allowed here: see below
+        return "  refused: " + done.stderr.strip().splitlines()[0][:80]
+    frames = [
+        line
+        for line in done.stdout.splitlines()
+        if "plot_45" in line or "distributed_c10d" in line
+    ]
+    return "\n".join(frames)
+
+
+folder = tempfile.TemporaryDirectory()
+with ThreadPoolExecutor() as pool:
+    run = pool.submit(postmortem, train, 2, folder.name, timeout_s=90)
+    pids = [written(Path(folder.name, f"{rank}.pid"), "\n") for rank in (0, 1)]
+    time.sleep(0.5)
+    for rank, pid in enumerate(pids):
+        print(f"rank {rank}:", py_spy(pid), sep="\n")
+        os.kill(int(pid), signal.SIGUSR2)
+    signalled = [
+        written(Path(folder.name, f"{rank}.stacks"), " in train\n") for rank in (0, 1)
+    ]
+    time.sleep(1)
+    Path(folder.name, "batch").touch()  # it comes after all: no tool has harmed the ranks
+    endings = run.result()
+assert [e.how for e in endings] == ["returned", "returned"]
+folder.cleanup()
+
+# %%
+# From inside, on a signal
+# ------------------------
+# ``kill -USR2 PID`` makes the rank write its stacks; faulthandler does it in C, so it works while Python waits inside torch.
+# Keep its default, all threads: any thread may take the signal, and with ``all_threads=False`` one of gloo's, which runs no Python, writes nothing.
+
+HERE = ("mean_loss", "next_batch")  # where each rank is
+
+
+def functions(text):
+    main_thread = text.split("hread 0x")[-1]  # the oldest comes last
+    return re.findall(r'File ".*", line \d+ in (\S+)', main_thread)
+
+
+for rank, text in enumerate(signalled):
+    print(f"rank {rank}:", " <- ".join(functions(text)[:4]))
+    assert HERE[rank] in functions(text)
+
+# %%
+# From inside, after a time
+# -------------------------
+# ``dump_traceback_later`` needs nobody at the keyboard: after the time it writes the stacks of *all* threads, again from C.
+
+for ending in endings:
+    first = ending.printed.splitlines()[0]
+    print(f"rank {ending.rank}: {first}", " <- ".join(functions(ending.printed)[:4]))
+    assert first.startswith("Timeout (0:00:01)")
+    assert HERE[ending.rank] in functions(ending.printed)
+
+# %%
+# When to reach for which
+# -----------------------
+# A job that hangs now: ``py-spy dump --pid PID`` on every rank; ``--native`` shows C++ frames, too.
+# It needs the right to trace the process: root, or the same user where ``/proc/sys/kernel/yama/ptrace_scope`` is 0; in a container the capability ``SYS_PTRACE``.
+# A job that you will start: ``faulthandler.register`` in every rank, which needs no right but to send a signal.
+# A hang that comes at night: ``dump_traceback_later`` at the start of every step, set anew by the next.
+#
+# What they do not tell
+# ---------------------
+# Which of many collectives it is: two ranks in the same line may be a thousand steps apart.
+# The flight recorder counts them.

@@ -1,0 +1,246 @@
+"""What the debugging tools show of ranks that really hang or fail, and what they do not."""
+
+import datetime
+import faulthandler
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from proof import proves
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab.flight import compare, compare_lines, dump_when_stuck, read_dumps, write_dump
+from ddplab.postmortem import postmortem, report
+from ddplab.torch_private import flight_dump
+
+
+def seconds(s):
+    return datetime.timedelta(seconds=s)
+
+
+@proves("tool-timeout-of-the-group")
+def test_a_collective_has_the_timeout_of_its_group_and_a_new_group_that_of_the_backend():
+    """Three groups, three timeouts, as the recorder keeps them; the one of 0.5 s ends the wait, and is then broken."""
+
+    def worker():
+        short, silent = dist.new_group(backend="gloo", timeout=seconds(0.5)), dist.new_group(backend="gloo")
+        one, raised = torch.ones(1), []
+        for group in (dist.group.WORLD, silent):
+            dist.all_reduce(one, group=group)
+        if dist.get_rank() == 0:
+            for _ in range(2):
+                try:
+                    dist.all_reduce(one, group=short)
+                except RuntimeError as error:
+                    raised.append(str(error))
+        dist.barrier()
+        return [entry["timeout_ms"] for entry in flight_dump()["entries"]][:3], raised
+
+    endings = postmortem(worker, 2, group_timeout_s=25)
+    assert [e.how for e in endings] == ["returned"] * 2, report(endings)
+    timeouts, raised = endings[0].value
+    assert timeouts == [25_000, 1_800_000, 500]
+    assert "Timed out waiting 500ms" in raised[0]
+    assert len(raised) == 2
+    assert "Timed out" not in raised[1]
+
+
+@proves("tool-monitored-barrier")
+def test_monitored_barrier_names_who_is_missing_and_a_barrier_does_not():
+    """Of four ranks, two never come: rank 0 names the first of them, or both; a plain barrier names nobody."""
+
+    def worker(kind):
+        group = dist.new_group(backend="gloo", timeout=seconds(1))
+        if dist.get_rank() in (1, 3):
+            return
+        if kind == "barrier":
+            dist.barrier(group)
+        else:
+            dist.monitored_barrier(group, timeout=seconds(1), wait_all_ranks=kind == "all")
+
+    for kind, named in (("barrier", None), ("first", "Rank 1 failed"), ("all", "Ranks 1, 3 failed")):
+        endings = postmortem(worker, 4, kind)
+        assert [e.how for e in endings] == ["raised", "returned", "raised", "returned"], report(endings)
+        words = endings[0].error
+        assert named in words if named else "rank" not in words.lower()
+        assert ("check rank 0 logs" in endings[2].error) == bool(named)
+
+
+@proves("tool-debug-detail")
+def test_detail_names_both_collectives_on_every_rank_unless_their_fingerprints_are_equal():
+    """All ranks name a mismatch in size under DETAIL, none under OFF and INFO; nobody an equal-size swap."""
+
+    def sizes():
+        dist.all_reduce(torch.ones(8 if dist.get_rank() == 1 else 4), group=dist.new_group(backend="gloo"))
+
+    def swapped():
+        group, loss, accuracy = dist.new_group(backend="gloo"), torch.tensor([10.0]), torch.tensor([0.5])
+        for value in (loss, accuracy) if dist.get_rank() else (accuracy, loss):
+            dist.all_reduce(value, group=group)
+        return loss.item()
+
+    for level in ("OFF", "INFO", "DETAIL"):
+        endings = postmortem(sizes, 2, env={"TORCH_DISTRIBUTED_DEBUG": level})
+        named = ["TensorShape=[8]" in e.error and "TensorShape=[4]" in e.error for e in endings]
+        assert named == [level == "DETAIL"] * 2, report(endings)
+    endings = postmortem(swapped, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    assert [e.value for e in endings] == [10.5, 10.5], report(endings)  # and not 20
+
+
+@proves("tool-flight-comparator")
+def test_the_comparator_names_rank_collective_and_line_of_a_real_hang(tmp_path):
+    """One rank skips a DDP step alone: its dump and the others' part at that step, each with the line it stands in."""
+
+    def worker(folder):
+        rank, group = dist.get_rank(), dist.new_group(backend="gloo", timeout=seconds(3))
+        model = DDP(nn.Linear(4, 1), process_group=group)
+        with dump_when_stuck(folder, after_s=0.5):
+            for step in range(4):
+                dist.broadcast(torch.zeros(1), src=0, group=group)
+                loss = model(torch.ones(2, 4)).sum()
+                if not (rank == 1 and step == 2):
+                    loss.backward()
+
+    endings = postmortem(worker, 3, str(tmp_path))
+    assert [e.how for e in endings] == ["raised"] * 3, report(endings)
+    parting = compare(read_dumps(tmp_path))
+    assert (parting.kind, parting.ranks, parting.differs) == ("mismatch", (1,), ("operation",))
+    others, one = parting.camps
+    assert (others.ranks, others.call.operation, others.call.inputs) == ((0, 2), "all_reduce", ((5,),))
+    assert (one.call.operation, one.call.inputs) == ("broadcast", ((1,),))
+    lines = [int(re.search(r"test_debugging_tools\.py:(\d+)", camp.call.place)[1]) for camp in parting.camps]
+    assert lines[0] - lines[1] == 3  # from the broadcast to the backward
+
+
+@proves("tool-flight-comparator-lines")
+def test_the_comparator_shows_a_swap_that_nothing_else_shows(tmp_path):
+    """Two equal all-reduces in swapped order raise nothing; the recorded lines differ between the ranks."""
+
+    def worker(folder):
+        def loss():
+            dist.all_reduce(torch.ones(1))
+
+        def accuracy():
+            dist.all_reduce(torch.ones(1))
+
+        for call in (loss, accuracy) if dist.get_rank() else (accuracy, loss):
+            call()
+        write_dump(folder)
+
+    endings = postmortem(worker, 3, str(tmp_path))
+    assert [e.how for e in endings] == ["returned"] * 3, report(endings)
+    dumps = read_dumps(tmp_path)
+    assert compare(dumps) is None
+    parting = compare_lines(dumps)
+    assert (parting.number, parting.ranks) == (1, (0,))
+
+
+@proves("tool-analyser-needs-members")
+def test_torchs_analyser_fails_on_gloos_dump_as_it_is_and_reads_it_with_the_members_added(tmp_path):
+    """The same hang, dumped twice: as torch writes it the analyser raises KeyError, with members it names the rank."""
+
+    def worker(raw, full):
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(3), async_op=True)
+        with open(f"{raw}/rank{dist.get_rank()}", "wb") as file:
+            file.write(torch._C._distributed_c10d._dump_fr_trace())
+        write_dump(full)
+
+    folders = [tmp_path / "raw", tmp_path / "full"]
+    folders[0].mkdir()
+    endings = postmortem(worker, 2, *map(str, folders))
+    assert [e.how for e in endings] == ["returned"] * 2, report(endings)
+    runs = [
+        subprocess.run(
+            [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder), "--prefix", "rank"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        for folder in folders
+    ]
+    assert runs[0].returncode != 0
+    assert "KeyError" in runs[0].stderr
+    assert runs[1].returncode == 0
+    assert "missing ranks: {1}" in runs[1].stdout + runs[1].stderr
+
+
+@proves("tool-stacks-from-inside")
+def test_faulthandler_writes_the_stack_of_a_rank_that_waits_and_python_handlers_do_not_run(tmp_path):
+    """A rank waits in an all-reduce: faulthandler's dump names the line at once, a handler in Python stays silent."""
+
+    def worker(folder):
+        rank, group = dist.get_rank(), dist.new_group(backend="gloo", timeout=seconds(90))
+        stacks, handled = f"{folder}/{rank}.stacks", []
+
+        def mean_loss():
+            dist.all_reduce(torch.ones(1), group=group)
+
+        if rank == 0:
+            with open(stacks, "w") as file:
+                faulthandler.register(signal.SIGUSR2, file=file)
+                signal.signal(signal.SIGTERM, lambda *_: handled.append("before" if waiting else "after"))
+                waiting = True
+
+                def poke():
+                    time.sleep(0.5)
+                    os.kill(os.getpid(), signal.SIGUSR2)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(0.5)
+                    silent.append(not handled)
+                    open(f"{folder}/go", "w").close()
+
+                silent = []
+                threading.Thread(target=poke).start()
+                mean_loss()
+                return silent, open(stacks).read()
+        deadline = time.monotonic() + 80
+        while not os.path.exists(f"{folder}/go") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        mean_loss()
+        return None
+
+    endings = postmortem(worker, 2, str(tmp_path), timeout_s=100)
+    assert [e.how for e in endings] == ["returned"] * 2, report(endings)
+    silent, stack = endings[0].value
+    assert silent == [True]
+    assert re.search(r"in all_reduce\n(.*\n)*.*in mean_loss\n", stack), stack
+
+
+@proves("tool-error-file")
+def test_only_with_record_the_error_file_has_the_exception_of_the_rank_that_failed(tmp_path):
+    """Under torchrun one of two ranks raises: with @record the file names it, without there is no file."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        textwrap.dedent("""
+        import os, sys, time
+        from torch.distributed.elastic.multiprocessing.errors import record
+        def main():
+            if os.environ["RANK"] == "1":
+                raise FileNotFoundError("no shard 1")
+            time.sleep(60)
+        (record(main) if "record" in sys.argv else main)()
+        """)
+    )
+    for arguments in ([], ["record"]):
+        file = tmp_path / f"error{len(arguments)}.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        environment = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(file), "OMP_NUM_THREADS": "1"}
+        run = subprocess.run(
+            [*command, str(program), *arguments], env=environment, capture_output=True, text=True, timeout=100
+        )
+        assert run.returncode == 1
+        assert file.exists() == bool(arguments)
+        assert ("To enable traceback see" in run.stderr) == (not arguments)
+    error = json.loads(file.read_text())["message"]
+    assert error["message"] == "FileNotFoundError: no shard 1"
+    assert str(program) in error["extraInfo"]["py_callstack"]
