@@ -218,7 +218,8 @@ def _evidence(one: Evidence) -> str:
 
 
 def _said(label: str, markdown: str, place: int) -> list[str]:
-    text = _wrapped(f"{label}: {inert_lines(plain(markdown))}").splitlines()
+    said = inert_lines(plain(markdown)).strip()
+    text = _wrapped(f"{label}:{chr(10) if said.startswith('```') else ' '}{said}").splitlines()
     most = _ADVICE_LINES if place == 1 else 3
     if len(text) > most:
         text = [*text[: most - 1], "    …"]

@@ -92,11 +92,15 @@ ran = 0
 for worker, (ranks, needs, entry) in CASES.items():
     name = worker.__name__.replace("_", " ")
     if here < needs:
-        print(f"{name:18} not run here: {ranks} ranks on {needs} GPU(s), this machine has {here}")
+        print(
+            f"{name:18} not run here: {ranks} ranks on {needs} GPU(s), this machine has {here}"
+        )
         continue
     ran += 1
     endings = postmortem(worker, ranks, init=False, timeout_s=60, env={"NCCL_DEBUG": "WARN"})
-    log = [f"[rank{e.rank}]: {x}" for e in endings for x in f"{e.printed}\n{e.error}".splitlines()]
+    log = [
+        f"[rank{e.rank}]: {x}" for e in endings for x in f"{e.printed}\n{e.error}".splitlines()
+    ]
     answers = [answer.id for answer in diagnose(log)]
     print(f"{name}: first answer {answers[:1]}, expected {entry}\n{report(endings, said=3)}")
 record(cases=len(CASES), ran=ran)

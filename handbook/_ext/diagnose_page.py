@@ -16,7 +16,7 @@ from sphinx.writers.html5 import HTML5Translator
 
 from card_page import folds
 from ddplab.diagnose.browser import page_data
-from ddplab.diagnose.entries import FOLDER, EntryError, check_explains, entries
+from ddplab.diagnose.entry import FOLDER, EntryError, check_explains, entries
 from problems import Stop
 
 

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import labs
-from ddplab.diagnose.entries import FOLDER, Entry, EntryError, entries
+from ddplab.diagnose.entry import FOLDER, Entry, EntryError, entries
 from problems import Stop, complain
 
 AREAS = {

@@ -19,6 +19,9 @@ def parse(body: str) -> ET.Element:
     root: ET.Element = tinyhtml5.parse(f"<!doctype html><body>{body}", namespace_html_elements=False)
     page = next(root.iter("body"))
     page.tag = "div"
+    for child, parent in parents(page).items():
+        if not isinstance(child.tag, str):  # a comment: not for readers, and no tag for those who walk the tree
+            replace(parent, child, None)
     return page
 
 

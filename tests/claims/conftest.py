@@ -1,7 +1,8 @@
 """Ties tests to claims: each test here proves one, no two prove the same, and an edition keeps what came out.
 
 With DDPLAB_CLAIMS_RESULTS=path the results are written there when the run is over.
-A run that was interrupted writes nothing; a run of some of the tests writes only theirs.
+A run that was interrupted writes nothing; a run of some of the tests leaves the others' results as they were,
+if they are of the same machine and torch.
 """
 
 import datetime
@@ -78,6 +79,9 @@ class Results:
             result["key"] = evidence.key(self.root / result["test"].split("::")[0])
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         kept = {"machine": evidence.machine(), "date": date, "torch": torch.__version__, "results": self.results}
+        old = json.loads(self.path.read_text()) if self.path.exists() else {}
+        if [old.get("machine"), old.get("torch")] == [kept["machine"], kept["torch"]]:
+            kept["results"] = {**old["results"], **self.results}
         evidence.write_json(self.path, kept)
 
 

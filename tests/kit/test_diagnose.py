@@ -12,7 +12,7 @@ import pytest
 
 from ddplab import cli
 from ddplab.diagnose import Diagnosis, Engine, EntryError, diagnose, entries
-from ddplab.diagnose.entries import check_explains, regex_problem
+from ddplab.diagnose.entry import check_explains, regex_problem
 from ddplab.diagnose.reading import ranks_of, read_line, read_text
 from ddplab.diagnose.search import Search
 
@@ -66,6 +66,8 @@ def answers(name: str) -> list[Diagnosis]:
         ("spawn", "python-exception", 1, 16, []),
         ("source_line", "python-exception", 0, 4, []),
         ("interrupted", "stopped", None, 7, []),
+        ("thread", "python-exception", None, 13, []),
+        ("thread_only", "python-exception", None, 8, []),
         ("rich", "python-exception", None, 10, []),
         # forms of a log
         ("glued", "nccl-watchdog", 7, 1, []),
@@ -76,6 +78,7 @@ def answers(name: str) -> list[Diagnosis]:
         ("srun", "python-exception", 3, 11, ["torchrun-child-failed"]),
         ("kubernetes", "python-exception", 5, 7, []),
         ("compose", "python-exception", 1, 7, []),
+        ("emptied", "python-exception", None, 7, []),
         ("nearby", "address-in-use", None, 51, []),
         ("nearby_same_rank", "address-in-use", 0, 153, []),
     ],
@@ -118,6 +121,27 @@ def test_an_uncaught_exception_comes_before_a_later_cause_of_other_ranks():
     logged = boom.replace("[rank3]", "[default3]")  # it may have been caught, and only logged
     assert diagnose((logged + late).splitlines(), KNOWN)[0].id == "address-in-use"
     assert diagnose((boom + late + late.replace("0", "3")).splitlines(), KNOWN)[0].id == "address-in-use"
+
+
+@pytest.mark.parametrize(
+    ("log", "first", "rank"),
+    [
+        ("no_prefix_then_watchdog", "python-exception", None),
+        ("tee_then_watchdog", "python-exception", 1),
+        ("caught_then_watchdog", "nccl-watchdog-timeout", 0),  # its first frame is not where a program begins
+    ],
+)
+def test_an_exception_that_left_the_program_comes_before_the_timeouts_of_other_ranks(log, first, rank):
+    lines = (OWN / "logs" / f"{log}.log").read_text().splitlines()
+    best, *_ = diagnose(lines, entries())
+    assert (best.id, best.rank) == (first, rank)
+
+
+def test_what_the_scheduler_says_after_an_exception_is_not_its_cause():
+    log = (OWN / "logs" / "scheduler.log").read_text()
+    assert [one.id for one in diagnose(log.splitlines(), entries())] == ["python-exception", "slurm-cancelled"]
+    alone = log[log.index("srun: error") :]
+    assert diagnose(alone.splitlines(), entries())[0].id == "slurm-cancelled"
 
 
 def test_a_consequence_that_explains_a_later_generic_message_comes_before_it(tmp_path):
@@ -397,7 +421,7 @@ def test_bad_input_is_one_clear_line(capsys, tmp_path, arguments, says):
 
 def test_memory_does_not_grow_with_the_log():
     program = """
-        import resource, sys
+        from pathlib import Path
         from ddplab.diagnose import Engine, entries
         engine = Engine(entries())
         engine.start("")
@@ -406,7 +430,8 @@ def test_memory_does_not_grow_with_the_log():
         for turn in range(30):
             engine.feed(piece)
             if turn in (5, 29):
-                peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+                status = Path("/proc/self/status").read_text()  # getrusage would count the parent's peak, too
+                peaks.append(int(status.split("VmHWM:")[1].split()[0]))
         engine.finish()
         print(peaks[0], peaks[1])
     """
@@ -416,3 +441,11 @@ def test_memory_does_not_grow_with_the_log():
     early, late = map(int, ran.stdout.split())
     assert late < 150_000  # KiB, the interpreter included
     assert late - early < 8_000
+
+
+def test_an_answer_that_begins_with_code_is_shown_as_code(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("RuntimeError: DataLoader worker (pid 812) is killed by signal: Bus error.\n")
+    printed = subprocess.run([sys.executable, "-m", "ddplab", "diagnose", str(log)], capture_output=True, text=True)
+    assert "```" not in printed.stdout
+    assert "  Fix:\n      docker run --shm-size=16g" in printed.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .entries import Entry
+from .entry import Entry
 from .ranking import page_of
 from .words import BUILT_IN, NOTHING_KNOWN
 

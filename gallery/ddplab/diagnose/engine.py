@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from .entries import Entry, Match, entries
+from .entry import Entry, Match, entries
 from .ranking import SCHEDULER, Diagnosis, Exit, Findings, Found, Group, Hit, Source, rank_findings
 from .reading import Line, read_line, summary_time
 from .search import Search

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .entries import Entry
+from .entry import Entry
 from .reading import Time
 from .words import BUILT_IN
 
