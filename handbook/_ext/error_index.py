@@ -65,8 +65,9 @@ class ErrorIndex(SphinxDirective):
         section = nodes.section("", nodes.title("", "", *self._inline(entry.title)), ids=[label], names=[label])
         self.state.document.note_explicit_target(section)
         message = nodes.literal_block(entry.message, entry.message, language="text", classes=["error-message"])
-        seen = nodes.paragraph("", f"Seen in {entry.versions}. {_ROLES.get(entry.role, '')}", classes=["error-seen"])
-        body = error_entry("", message, seen, entry_id=name)
+        role = nodes.Text(f". {_ROLES.get(entry.role, '')}".rstrip())
+        seen = nodes.paragraph("", "", nodes.Text("Seen in "), *self._inline(entry.versions), role)
+        body = error_entry("", message, seen, entry_id=name, classes=["error-entry"])
         for words, text in (("Each rank", entry.ranks), ("Cause", entry.cause)):
             body.extend(self._part(words, text))
         body += nodes.paragraph("", "", nodes.strong("", "Run"), nodes.Text(". "), *self._run(name, entry))
