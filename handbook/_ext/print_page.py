@@ -7,6 +7,7 @@ Ids get the name of their document, so that many documents can share one PDF.
 from __future__ import annotations
 
 import re
+import unicodedata
 import xml.etree.ElementTree as ET
 from collections.abc import Set
 from copy import deepcopy
@@ -18,6 +19,7 @@ SCHEME = "bookpdf:"  # how the builder writes a link to a document, until `links
 INK = "#1F2328"
 XREF_CLASSES = {"std-ref", "std-doc", "std-numref", "doc", "eqno-ref"}  # references that get a page number
 
+_EMOJI = re.compile("([\U0001f000-\U0001faff])\ufe0f?")
 _DROPPED_TAGS = {"script", "style", "button", "nav", "input", "link", "template"}
 _DROPPED_CLASSES = {
     "headerlink", "copybtn", "toctree-wrapper", "no-print", "footnotes",
@@ -41,6 +43,18 @@ def prepare(page: ET.Element, docname: str) -> None:
         code_lines(pre)
     drawings(page)
     mark_references(page)
+    spell_emoji(page)
+
+
+def spell_emoji(page: ET.Element) -> None:
+    """Write an emoji by its name: the fonts of the book have none, and gloo ends its messages with one."""
+    for element in walk(page):
+        element.text = _EMOJI.sub(_name_of_emoji, element.text or "")
+        element.tail = _EMOJI.sub(_name_of_emoji, element.tail or "")
+
+
+def _name_of_emoji(found: re.Match[str]) -> str:
+    return f"<{unicodedata.name(found[1], 'emoji').lower()}>"
 
 
 def drop_screen_parts(page: ET.Element, keep: Set[str] = frozenset()) -> None:

@@ -68,7 +68,7 @@ Inline mathematics $\\bar g = \\frac{{1}}{{p}}\\sum_r g_r$ stands on the line.
 ```
 
 Equation {{eq}}`mean` is a mean. See {{ref}}`the other chapter <second-target>` and {{doc}}`second`.
-An [external link](https://example.org/a/long/path) has no address in print.
+An [external link](https://example.org/a/long/path) has no address in print. GLHF! 🏖️
 
 $$
 t = \\max\\left(T_{{\\text{{backward}}}}, \\sum_{{b}} \\left( \\alpha + \\beta n_b \\right)\\right)

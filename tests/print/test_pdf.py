@@ -122,6 +122,10 @@ def test_folds_and_tabs_are_printed_with_their_labels(texts):
     assert "Because the last layer" in text
 
 
+def test_what_the_fonts_do_not_have_is_written_in_words(texts):
+    assert "GLHF! <beach with umbrella>" in " ".join("\n".join(texts).split())
+
+
 def test_footnotes_stand_at_the_foot_of_the_page_of_their_call(whole, texts, sample_pdfs):  # noqa: F811
     page = _only_page_with(texts, "A paragraph with a footnote.")
     assert _only_page_with(texts, "The text of footnote one") == page
