@@ -1,15 +1,20 @@
-"""The built forms of the book, each brought up to date once for all tests that read it."""
+"""What tests of several folders ask for: the built forms of the book, a browser, machines."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
-from tools import ROOT, make, need_pango
+from ddplab.machines import NamespaceError, Nodes
+from tools import ROOT, make, missing, need, need_pango
+
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 
 
 @pytest.fixture(scope="session")
 def html() -> Path:
-    """The folder of the built web pages."""
+    """The folder of the built web pages, brought up to date once for all tests that read them."""
     make("html")
     return ROOT / "_build" / "html"
 
@@ -35,3 +40,23 @@ def slides() -> Path:
     need_pango()
     make("slides")
     return ROOT / "_build" / "slides"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium without a window, which asks nothing of the network by itself."""
+    chromium = need("chromium", "chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    """Two nodes of their own for one test, which may break them."""
+    try:
+        with Nodes(2) as nodes:
+            yield nodes
+    except NamespaceError as reason:
+        missing(f"no machines of our own: {reason}")

@@ -9,6 +9,7 @@ It serves :ref:`setup-process-group`.
 """
 
 import tempfile
+from pathlib import Path
 
 from ddplab import launch, record
 from ddplab.plotting import INK, MUTED, RANK_COLORS, subplots
@@ -206,12 +207,38 @@ for who in 0, 1:
     assert "timed out" in said.lower()
 
 # %%
+# Who removes the file
+# --------------------
+# A ``FileStore`` that ends counts itself out, and whoever is the last removes the file.
+# Counting takes two steps, and here both ranks take them at the same moment, again and again.
+
+
+def meet_and_part(folder, times):
+    import torch.distributed as dist
+
+    for i in range(times):
+        store = dist.FileStore(f"{folder}/{i}", 2)
+        store.set(f"rank {dist.get_rank()}", "is here")
+        dist.barrier()
+        del store
+    dist.barrier()
+
+
+with tempfile.TemporaryDirectory() as folder:
+    _ = launch(meet_and_part, 2, folder, 300)
+    left = len(list(Path(folder).iterdir()))
+print(f"300 meetings ended well, {left} files are still there")
+record(files_left=left)
+
+# %%
 # What to notice
 # --------------
 # * Every way ends in a store, and every store with ranks that know each other's addresses.
 #   A program that cannot meet has the wrong variable, the wrong address, or a rank that did not come.
 # * The first rank waited :measured:`process-group.waited:.1f` for the last one, inside of the call.
 #   A rank that loads its data *before* the call makes the others wait *in* it.
+# * :measured:`process-group.files_left:d` of 300 runs that ended well left their file, because each rank saw the other
+#   as the one that would remove it. A new path for each run is not only for runs that were killed.
 # * With one rank missing, rank 0 says how many came; the others name the address that they could not reach.
 #
 # What this does not mean

@@ -51,10 +51,10 @@ class ErrorIndex(SphinxDirective):
             raise Stop(f"error index: {error}") from error
         for name in found:
             self.env.note_dependency(str(FOLDER / f"{name}.toml"))
+        ordered = sorted(found.items(), key=lambda item: item[1].title.lower())
         sections = []
         for area, title in AREAS.items():
             section = nodes.section("", nodes.title("", title), ids=[f"errors-{area}"])
-            ordered = sorted(found.items(), key=lambda item: item[1].title.lower())
             section.extend(self._entry(name, entry) for name, entry in ordered if entry.area == area)
             if len(section) > 1:
                 sections.append(section)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import genanki
@@ -62,7 +63,7 @@ class AnkiBuilder(WholeBookBuilder):
             if "://" not in reference.get("refuri", ""):  # leads nowhere in Anki
                 reference.replace_self(nodes.inline("", "", *reference.children))
         for node in doctree.findall(card):
-            self.notes.append(self._note(node, docname))
+            self.notes.append(self._card_note(node, docname))
         for entry in doctree.findall(error_entry):
             self.notes.append(self._error_note(entry, docname))
 
@@ -77,28 +78,24 @@ class AnkiBuilder(WholeBookBuilder):
         package.write_to_file(str(self.outdir / FILE))
         logger.info("%d flashcards", len(self.notes))
 
-    def _note(self, node: card, docname: str) -> genanki.Note:
+    def _card_note(self, node: card, docname: str) -> genanki.Note:
         source: Card = node["source_card"]
         shown = [child for child in node if not (isinstance(child, card_part) and child["part"] == "evidence")]
         parts = [child for child in shown if isinstance(child, card_part)]
         question = "".join(self._html(child) for child in shown if child not in parts)
-        title = self.env.titles[docname].astext()
-        return genanki.Note(
-            model=self.model,
-            fields=[source.id, question, "".join(map(self._html, parts)), title],
-            guid=genanki.guid_for("ddp-handbook", source.id),
-            tags=[docname, source.kind, *([source.level] if source.level else [])],
-        )
+        return self._note(source.id, question, parts, docname, source.kind, *([source.level] if source.level else []))
 
     def _error_note(self, node: error_entry, docname: str) -> genanki.Note:
-        name = node["entry_id"]
         message, *answer = node.children
         question = self._html(message) + "<p>A log says this. What has happened, and what do you do?</p>"
+        return self._note(f"error-{node['entry_id']}", question, answer, docname, "error")
+
+    def _note(self, name: str, question: str, answer: Sequence[nodes.Node], docname: str, *tags: str) -> genanki.Note:
         return genanki.Note(
             model=self.model,
-            fields=[f"error-{name}", question, "".join(map(self._html, answer)), self.env.titles[docname].astext()],
-            guid=genanki.guid_for("ddp-handbook", f"error-{name}"),
-            tags=[docname, "error"],
+            fields=[name, question, "".join(map(self._html, answer)), self.env.titles[docname].astext()],
+            guid=genanki.guid_for("ddp-handbook", name),
+            tags=[docname, *tags],
         )
 
     def _html(self, node: nodes.Node) -> str:

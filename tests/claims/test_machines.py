@@ -2,13 +2,10 @@
 
 import re
 import time
-from collections.abc import Iterator
 
-import pytest
 from proof import proves
 
-from ddplab.machines import NamespaceError, Nodes, connections, loopback, machines, torchrun
-from tools import missing
+from ddplab.machines import connections, loopback, machines, torchrun
 
 LIMIT_S = 60  # for what takes a few seconds on free cores; no result depends on it
 TRAINING = """
@@ -42,16 +39,6 @@ def ended(agents):
     for agent in agents:
         agent.wait(LIMIT_S)
     return [agent.output for agent in agents]
-
-
-@pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    """Two machines of their own, with addresses that nobody else sees."""
-    try:
-        with Nodes(2) as nodes:
-            yield nodes
-    except NamespaceError as reason:
-        missing(f"no machines of our own: {reason}")
 
 
 @proves("setup-two-stores")

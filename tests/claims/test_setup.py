@@ -238,14 +238,21 @@ def test_a_missing_rank_is_reported_after_the_timeout():
 
 @proves("setup-file-outlives-a-killed-run")
 def test_a_killed_run_leaves_its_file_and_its_addresses(tmp_path):
-    """After a run that ends well the file is gone; after one that was killed it still has the ranks' addresses."""
+    """The last rank to end removes the file; after a run that was killed it still has the ranks' addresses."""
 
     def meet(path, *, kill):
-        dist.init_process_group("gloo", init_method=f"file://{path}", rank=int(os.environ["RANK"]), world_size=2)
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
         dist.barrier()
         if kill:
             time.sleep(0.2)  # let the other rank through the barrier
             os.kill(os.getpid(), signal.SIGKILL)
+        gone = path.with_suffix(".gone")
+        while rank == 1 and not gone.exists():  # if both end at once, neither may remove the file
+            time.sleep(0.01)
+        dist.destroy_process_group()
+        if rank == 0:
+            gone.touch()
 
     well, killed = tmp_path / "well", tmp_path / "killed"
     launch(lambda: meet(well, kill=False), 2, init=False)

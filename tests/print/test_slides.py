@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
-from playwright.sync_api import sync_playwright
 from pypdf import PdfReader
 
 from tools import need
@@ -304,42 +303,36 @@ OVERFLOW = """() => Reveal.getSlides().flatMap((slide, number) => {
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_in_a_browser_slides_fit_and_load_nothing_from_elsewhere(slides, deck_names, size):
+def test_in_a_browser_slides_fit_and_load_nothing_from_elsewhere(browser, slides, deck_names, size):
     width, height = SIZES[size]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=need("chromium", "chromium"), args=["--no-sandbox"])
-        for name in deck_names:
-            page = browser.new_page(viewport={"width": width, "height": height})
-            asked, errors = [], []
-            page.on("request", lambda request, asked=asked: asked.append(request.url))
-            page.on("requestfailed", lambda request, errors=errors: errors.append(request.url))
-            page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
-            page.goto((slides / f"{name}.html").as_uri())
-            page.wait_for_function("Reveal.isReady()")
-            count = len(read_slides((slides / f"{name}.html").read_text()))
-            assert page.evaluate("Reveal.getTotalSlides()") == count
-            assert page.evaluate(OVERFLOW) == [], f"{name} on a {size}"
-            assert [url for url in asked if not url.startswith("file:")] == []
-            assert errors == []
-        browser.close()
+    for name in deck_names:
+        page = browser.new_page(viewport={"width": width, "height": height})
+        asked, errors = [], []
+        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        page.on("requestfailed", lambda request, errors=errors: errors.append(request.url))
+        page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
+        page.goto((slides / f"{name}.html").as_uri())
+        page.wait_for_function("Reveal.isReady()")
+        count = len(read_slides((slides / f"{name}.html").read_text()))
+        assert page.evaluate("Reveal.getTotalSlides()") == count
+        assert page.evaluate(OVERFLOW) == [], f"{name} on a {size}"
+        assert [url for url in asked if not url.startswith("file:")] == []
+        assert errors == []
+        page.close()
 
 
 @pytest.mark.parametrize(("asked", "paper"), [("?light", "rgb(253, 252, 250)"), ("?dark", "rgb(22, 24, 28)")])
-def test_the_scheme_can_be_chosen_in_the_address(slides, deck_names, asked, paper):
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=need("chromium", "chromium"), args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto((slides / f"{deck_names[0]}.html").as_uri() + asked)
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
-        browser.close()
+def test_the_scheme_can_be_chosen_in_the_address(browser, slides, deck_names, asked, paper):
+    page = browser.new_page()
+    page.goto((slides / f"{deck_names[0]}.html").as_uri() + asked)
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+    page.close()
 
 
-def test_without_scripts_a_deck_reads_from_top_to_bottom(slides, deck_names):
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=need("chromium", "chromium"), args=["--no-sandbox"])
-        page = browser.new_page(java_script_enabled=False)
-        page.goto((slides / f"{deck_names[0]}.html").as_uri())
-        headings = page.locator("section > h1, section > h2, section > h3")
-        tops = [headings.nth(place).bounding_box()["y"] for place in range(headings.count())]
-        assert tops == sorted(set(tops))
-        browser.close()
+def test_without_scripts_a_deck_reads_from_top_to_bottom(browser, slides, deck_names):
+    page = browser.new_page(java_script_enabled=False)
+    page.goto((slides / f"{deck_names[0]}.html").as_uri())
+    headings = page.locator("section > h1, section > h2, section > h3")
+    tops = [headings.nth(place).bounding_box()["y"] for place in range(headings.count())]
+    assert tops == sorted(set(tops))
+    page.close()

@@ -10,16 +10,6 @@ from slurm import TOOLS, Slurm, readers_folder
 from tools import missing, need
 
 
-@pytest.fixture
-def nodes() -> Iterator[Nodes]:
-    """Two nodes of their own for one test, which may break them."""
-    try:
-        with Nodes(2) as nodes:
-            yield nodes
-    except NamespaceError as reason:
-        missing(f"no machines of our own: {reason}")
-
-
 @pytest.fixture(params=["namespaces", "loopback"])
 def machines(request: pytest.FixtureRequest) -> Iterator[Sequence[Machine]]:
     """Two machines: nodes, and what is left of them without namespaces."""

@@ -266,7 +266,8 @@ runpy.run_path({str(RECIPE)!r}, run_name="__main__")
 
 
 def test_a_rank_given_twice(here: Sequence[Machine]) -> None:
-    said = "".join(ended(start(here, [0, 1, 1], 2, free_port())))
+    """Whoever should have been rank 2 came as rank 1; so rank 0 waits, and the second one cannot be too late."""
+    said = "".join(ended(start(here, [0, 1, 1], 3, free_port())))
     assert "two processes have" in said
 
 

@@ -235,6 +235,18 @@ def test_results_are_recorded_with_ranks_and_shown(book: TinyBook) -> None:
     assert "passed: 2 ranks · gloo" in entry(book.build(), "sum-is-two")
 
 
+def test_a_partial_run_keeps_the_results_of_the_other_tests_that_are_still_there(book: TinyBook) -> None:
+    book.write("tests/claims/test_sums.py", TESTS)
+    path = book.root / "claims.json"
+    run_pytest(book, DDPLAB_CLAIMS_RESULTS=str(path))
+    kept = json.loads(path.read_text())
+    kept["results"]["gone"] = {**kept["results"]["one-is-one"], "test": "tests/claims/test_sums.py::test_gone"}
+    kept["results"]["moved"] = {**kept["results"]["one-is-one"], "test": "tests/claims/test_old.py::test_one"}
+    path.write_text(json.dumps(kept))
+    run_pytest(book, "-k", "test_sum", DDPLAB_CLAIMS_RESULTS=str(path))
+    assert set(json.loads(path.read_text())["results"]) == {"sum-is-two", "one-is-one"}
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 from tiny_book import TinyBook
 
 from ddplab.diagnose import Engine, entries
 from ddplab.diagnose.browser import page_data
 from ddplab.diagnose.reading import ranks_of, read_text
-from tools import ROOT, need
+from tools import ROOT
 
 OWN = ROOT / "tests" / "kit" / "diagnose"
 LOGS = sorted((OWN / "logs").iterdir())
 STATIC = ROOT / "handbook" / "_static"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 READ = """(files) => new Promise((resolve) => {
     const element = document.querySelector("ddp-diagnose");
     element.addEventListener("diagnosed", (event) => resolve(event.detail && event.detail.diagnoses), {once: true});
@@ -43,15 +42,6 @@ def build_page(folder: Path, known: dict) -> Path:
         encoding="utf-8",
     )
     return page
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chromium = need("chromium", "chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

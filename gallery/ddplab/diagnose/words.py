@@ -75,5 +75,5 @@ NOTHING_KNOWN = (
     "The output of every rank: `torchrun --log-dir logs --tee 3`, then give the folder.",
     "Where each rank is while it hangs: `py-spy dump --pid PID`.",
     "More words: `TORCH_CPP_LOG_LEVEL=INFO TORCH_DISTRIBUTED_DEBUG=INFO`, and `NCCL_DEBUG=INFO` on GPUs.",
-    "For a hang: the flight recorder's dumps (`TORCH_NCCL_TRACE_BUFFER_SIZE=2000`), then `ddplab diagnose --dump DIR`.",
+    "For a hang: the flight recorder's dumps (`TORCH_FR_BUFFER_SIZE=2000`), then `ddplab diagnose --dump DIR`.",
 )

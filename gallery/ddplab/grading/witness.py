@@ -34,7 +34,7 @@ class Call:
     elements: int
     dtype: str
     asynchronous: bool
-    waited: bool  # or never had to be
+    waited: bool  # for its result, in some way, or never had to be
 
     def __str__(self) -> str:  # noqa: D105
         what = f"{self.operation} of {self.elements} {self.dtype} element{'s' * (self.elements != 1)}"
@@ -102,48 +102,71 @@ class Witness:
         index = self._called("all_reduce", [tensor], async_op)
         if async_op:
             copy = tensor.detach().clone()
-            return _Flight(real(copy, op, group, True), tensor, copy, functools.partial(self._waited, index))
+            awaited = functools.partial(self.events.append, ("wait", index))
+            return _Flight(real(copy, op, group, True), tensor, copy, self.calls[index], awaited)
         real(tensor, op, group)
         self.events.append(("wait", index))
         return None
-
-    def _waited(self, index: int) -> None:
-        self.calls[index].waited = True
-        self.events.append(("wait", index))
 
 
 class _Flight:
     """An all-reduce under way, as ``async_op=True`` returns it."""
 
-    def __init__(self, work: Any, tensor: torch.Tensor, copy: torch.Tensor, landed: Callable[[], None]) -> None:
-        self._work, self._tensor, self._copy, self._landed, self._done = work, tensor, copy, landed, False
+    def __init__(
+        self, work: Any, tensor: torch.Tensor, copy: torch.Tensor, call: Call, awaited: Callable[[], None]
+    ) -> None:
+        self._work, self._tensor, self._copy, self._call, self._awaited = work, tensor, copy, call, awaited
 
     def wait(self, *args: Any) -> Any:
         result = self._work.wait(*args)
         self._land()
+        self._awaited()
         return result
 
     def is_completed(self) -> bool:
         if self._work.is_completed():
             self._land()
-        return self._done
+        return self._call.waited
 
     def get_future(self) -> Any:
-        def land(future: Any) -> list[torch.Tensor]:
-            future.value()  # raises what the all-reduce raised
-            self._land()
-            return [self._tensor]
+        ready = _Landing(self._awaited, [self._tensor.device] if self._tensor.is_cuda else None)
 
-        return self._work.get_future().then(land)
+        def land(future: Any) -> None:
+            try:
+                future.value()  # raises what the all-reduce raised
+            except Exception as error:
+                ready.set_exception(error)
+            else:
+                self._land()
+                ready.set_result([self._tensor])
+
+        self._work.get_future().then(land)
+        return ready
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
     def _land(self) -> None:
-        if not self._done:
-            self._done = True
+        if not self._call.waited:
+            self._call.waited = True
             self._tensor.data.copy_(self._copy)  # .data: a collective is no operation of autograd either
-            self._landed()
+
+
+class _Landing(torch.futures.Future[Any]):
+    """The future of an all-reduce. It is complete when gloo's thread says so, and awaited when the rank asks for it."""
+
+    def __init__(self, awaited: Callable[[], None], devices: list[int | str | torch.device] | None) -> None:
+        super().__init__(devices=devices)
+        self._awaited = awaited
+
+    def wait(self) -> Any:
+        result = super().wait()
+        self._awaited()
+        return result
+
+    def value(self) -> Any:
+        self._awaited()
+        return super().value()
 
 
 def read_log(log: Path) -> tuple[list[Call], bool]:
