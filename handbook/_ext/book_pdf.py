@@ -76,7 +76,7 @@ class BookPdfBuilder(WholeBookBuilder):
             content = self._content(title, self.config.project, pages[chapter], toc_levels=3)
             contents[chapter.replace("/", "-")] = content
         # Forked while this process has one thread: the PDFs share nothing, and a book takes minutes.
-        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+        with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork")) as pool:
             for problems in pool.map(_set, contents.values(), [Path(self.outdir, f"{name}.pdf") for name in contents]):
                 for problem in problems:
                     logger.warning(problem)
