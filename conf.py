@@ -29,6 +29,7 @@ extensions = [
     "edition_page",
     "lanes",
     "accessible",
+    "lean_code",
     "figures",
     "measured",
     "claims",

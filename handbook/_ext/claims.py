@@ -18,7 +18,7 @@ from sphinx.util.nodes import make_refnode
 
 from claims_page import ShowClaims, add_nodes, claim, claims_list
 from problems import Problem, Stop, complain, stop_on
-from proofs import Proof, read_proofs, read_results, result_of, results_file, test_files
+from proofs import Proof, forget_keys, read_proofs, read_results, result_of, results_file, test_files
 from register import Entry, Register
 
 
@@ -148,5 +148,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("claims-list", ClaimsList)
     app.add_post_transform(ShowClaims)
     add_nodes(app)
+    app.connect("builder-inited", forget_keys)
     app.connect("env-updated", check)
     return {"version": "1", "env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}

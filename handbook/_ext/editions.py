@@ -149,6 +149,12 @@ def stop_on_failure(app: Sphinx) -> None:
         raise Stop(f"failed, with the traceback above: {', '.join(failed)}; each also runs alone: python {failed[0]}")
 
 
+def drop_code_links(app: Sphinx) -> None:
+    """Leave code to Pygments: sphinx-gallery would make a node of each token, for links that no edition keeps."""
+    for path in (ROOT / "handbook" / "labs").glob("*/*.codeobj.json"):
+        path.unlink()
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the configuration values that the Makefile sets, and the hooks."""
     app.add_config_value("labs_default_edition", "", "env", str)
@@ -157,4 +163,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", take_turns, priority=80)
     app.connect("builder-inited", prepare, priority=100)
     app.connect("builder-inited", stop_on_failure, priority=900)
+    app.connect("builder-inited", drop_code_links, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

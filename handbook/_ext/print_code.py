@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+from pygments.token import STANDARD_TYPES
+
 SHORT_LINES = 14  # a block up to this length stays on one page
 CODE_COLUMNS = 84  # a block with a longer line is ``wide``: set in smaller letters
 WIDE_COLUMNS = 100  # a longer line may wrap even so; its continuation is then marked
+# Which of Pygments' classes print tells apart, and how: as the first of each. Every other token is plain text, and an
+# element for each parenthesis would be half of all elements of the book.
+_TOLD_APART = ["k kd kn kr kc ow nt", "c c1 ch cm cs sd", "s s1 s2 sa sb se si sx", "nf nc nd fm", "m mi mf mh"]
+_TOLD_APART += ["gt gr err", "gi", "gd"]
+PRINTED = {name: names.split()[0] for names in _TOLD_APART for name in names.split()}
+_PLAIN = {*STANDARD_TYPES.values()} - {*PRINTED}
 
 
 def code_lines(pre: ET.Element) -> None:
@@ -32,15 +40,26 @@ def code_lines(pre: ET.Element) -> None:
             else:
                 owner.text = (owner.text or "") + part
 
+    def open_token(element: ET.Element) -> ET.Element:
+        kind = PRINTED.get(element.get("class", ""))
+        token = ET.Element(element.tag, {**element.attrib, "class": kind} if kind else element.attrib)
+        siblings = path[-1]
+        if kind and len(siblings) and siblings[-1].attrib == token.attrib and not siblings[-1].tail:
+            token = siblings[-1]  # a quotation mark and what it quotes are one
+        else:
+            siblings.append(token)
+        path.append(token)
+        return token
+
     def visit(element: ET.Element, stack: list[ET.Element]) -> None:
         add(element.text, stack)
         for child in element:
-            if child.get("class") == "w":  # WeasyPrint would rather break after an element of spaces than later
-                add("".join(child.itertext()) + (child.tail or ""), stack)
-                continue
-            path.append(ET.SubElement(path[-1], child.tag, dict(child.attrib)))
-            visit(child, [*stack, child])
-            path.pop()
+            if child.get("class") in _PLAIN:
+                visit(child, stack)
+            else:
+                token = open_token(child)
+                visit(child, [*stack, token])
+                path.pop()
             add(child.tail, stack)
 
     open_line([])

@@ -1,5 +1,6 @@
 """The command `ddplab grade`: what it says, what it returns, and files that misbehave."""
 
+import functools
 import json
 import os
 import re
@@ -183,7 +184,9 @@ def test_stopped_by_a_signal_it_takes_its_processes_along(number, tmp_path):
         "time.sleep(600)\n"
     )
     command = [sys.executable, "-m", "ddplab", "grade", NAME, "mine.py", "--timeout-s", "100"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    heed = functools.partial(signal.signal, number, signal.SIG_DFL)  # jobs in the background of a shell ignore SIGINT
+    with subprocess.Popen(command, cwd=tmp_path, preexec_fn=heed, **pipes) as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / "pids").exists() and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -256,12 +256,20 @@ def test_a_failure_leaves_no_file(monkeypatch, tmp_path):
 
 def test_code_is_split_into_lines_that_keep_their_colours():
     page = print_tree.parse(
-        '<pre><span></span><span class="k">def</span> f<span class="s">"a\nb"</span>\n\nend\n</pre>'
+        '<pre><span class="k">def</span> <span class="n">f</span><span class="p">(</span>'
+        '<span class="s2">"</span><span class="s2">a\nb</span><span class="si">{</span>x"\n\n'
+        '<span class="mi">1</span> <span class="mi">2</span><a href="#t">end</a>\n</pre>'
     )
     pre = next(page.iter("pre"))
     print_code.code_lines(pre)
-    assert ["".join(line.itertext()) for line in pre] == ['def f"a', 'b"', "", "end"]
-    assert [child.get("class") for child in pre[1]] == ["s"]
+    assert ["".join(line.itertext()) for line in pre] == ['def f("a', 'b{x"', "", "1 2end"]
+    tokens = [[(token.get("class"), token.text) for token in line] for line in pre]
+    assert tokens == [[("k", "def"), ("s", '"a')], [("s", "b{")], [], [("m", "1"), ("m", "2"), (None, "end")]]
+
+
+def test_print_has_a_style_for_each_kind_of_token_that_it_tells_apart():
+    sheet = (Path(print_code.__file__).parents[1] / "_static" / "print.css").read_text()
+    assert [kind for kind in print_code.PRINTED.values() if not re.search(rf"\.{kind}[ ,]", sheet)] == []
 
 
 @pytest.mark.parametrize(
