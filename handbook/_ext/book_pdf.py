@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -76,7 +77,8 @@ class BookPdfBuilder(WholeBookBuilder):
             content = self._content(title, self.config.project, pages[chapter], toc_levels=3)
             contents[chapter.replace("/", "-")] = content
         # Forked while this process has one thread: the PDFs share nothing, and a book takes minutes.
-        with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork")) as pool:
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+        with ProcessPoolExecutor(cores, multiprocessing.get_context("fork")) as pool:
             for problems in pool.map(_set, contents.values(), [Path(self.outdir, f"{name}.pdf") for name in contents]):
                 for problem in problems:
                     logger.warning(problem)
