@@ -37,7 +37,6 @@ extensions = [
     "flashcards",
     "error_index",
     "diagnose_page",
-    "explorers",
     "math_svg",
     "book_pdf",
     "book_epub",
@@ -71,7 +70,6 @@ sphinx_gallery_conf = {
         "../gallery/museum",
         "../gallery/setup",
         "../gallery/debugging",
-        "../gallery/performance",
     ],
     "gallery_dirs": [
         "labs/idea",
@@ -80,7 +78,6 @@ sphinx_gallery_conf = {
         "labs/museum",
         "labs/setup",
         "labs/debugging",
-        "labs/performance",
     ],
     "filename_pattern": r"/plot_",
     "within_subsection_order": "FileNameSortKey",

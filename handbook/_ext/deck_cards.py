@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from docutils import nodes
@@ -14,7 +15,7 @@ from sphinx.writers.html5 import HTML5Translator
 import labs
 from card_page import depart_by_context
 from card_source import Card, CardError, Passage, read_cards
-from problems import complain, which
+from problems import complain
 
 
 class speaker_notes(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
@@ -35,7 +36,12 @@ class DeckCard(SphinxDirective):
             complain(self.env, str(error), self.lineno)
             return []
         if name not in cards:
-            complain(self.env, f"there is no card {name!r}{which(name, cards)}", self.lineno)
+            near = difflib.get_close_matches(name, cards)
+            complain(
+                self.env,
+                f"there is no card {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""),
+                self.lineno,
+            )
             return []
         source = cards[name]
         self.env.note_dependency(source.path)
