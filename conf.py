@@ -37,6 +37,7 @@ extensions = [
     "flashcards",
     "error_index",
     "diagnose_page",
+    "explorers",
     "math_svg",
     "book_pdf",
     "book_epub",
@@ -70,6 +71,7 @@ sphinx_gallery_conf = {
         "../gallery/museum",
         "../gallery/setup",
         "../gallery/debugging",
+        "../gallery/performance",
     ],
     "gallery_dirs": [
         "labs/idea",
@@ -78,6 +80,7 @@ sphinx_gallery_conf = {
         "labs/museum",
         "labs/setup",
         "labs/debugging",
+        "labs/performance",
     ],
     "filename_pattern": r"/plot_",
     "within_subsection_order": "FileNameSortKey",

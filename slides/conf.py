@@ -11,7 +11,8 @@ project = book.project
 author = copyright = book.author
 language = book.language
 
-extensions = ["myst_parser", "sphinx_design", "lab_embed", "lanes", "figures", "measured", "math_svg", "decks"]
+extensions = ["myst_parser", "sphinx_design", "lab_embed", "lanes", "figures", "measured"]
+extensions += ["explorers", "math_svg", "decks"]
 exclude_patterns = ["_static"]
 myst_enable_extensions = book.myst_enable_extensions
 html_math_renderer = book.html_math_renderer

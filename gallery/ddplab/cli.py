@@ -17,11 +17,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-COMMANDS = ("grade", "diagnose")  # in the order in which --help lists them
+COMMANDS = ("grade", "diagnose", "simulate", "tune-buckets")  # in the order in which --help lists them
 
 
 class BadInput(Exception):  # noqa: N818  (it is the input that is wrong)
     """What the user gave cannot be used; the text is one line that names it and says what to do."""
+
+
+class _Help(argparse.HelpFormatter):
+    def format_help(self) -> str:
+        self._action_max_length += 2  # commands are indented, which argparse forgets when it measures the longest name
+        return super().format_help()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -38,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="ddplab",
         description="The tools of The DDP Handbook.",
         epilog="Each command has its own help: ddplab grade --help",
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -10,12 +10,11 @@ It serves :ref:`from-scratch-training-run`.
 # %%
 # A slow link, emulated
 # ---------------------
-# Ranks on one machine have no slow link, so a communication hook plays one: it starts the real all-reduce, and hands its result over only when a link of the given latency and rate would have delivered it.
+# Ranks on one machine have no slow link, so a communication hook plays one, ``ddplab.slowlink``: it starts the real all-reduce, and hands its result over only when a link of the given latency and rate would have delivered it.
 # A bucket waits until the bucket before it has left the link.
 # The numbers of bytes are real and small; the time they take is emulated.
 
 import contextlib
-import threading
 import time
 
 import torch
@@ -25,35 +24,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.slowlink import SlowLink
 
 LATENCY_S, BYTES_PER_S = 2e-3, 25e6
-
-
-class SlowLink:
-    free_s = 0.0  # when it will have delivered all that was sent
-
-
-def over_slow_link(link, bucket):
-    mine = bucket.buffer().div_(dist.get_world_size())
-    real = dist.all_reduce(mine, async_op=True)
-    link.free_s = max(time.perf_counter(), link.free_s) + LATENCY_S + mine.nbytes / BYTES_PER_S
-    arrives_s = link.free_s
-    done = torch.futures.Future(devices=[mine.device] if mine.is_cuda else None)
-
-    def deliver():
-        real.wait()
-        time.sleep(max(0.0, arrives_s - time.perf_counter()))
-        done.set_result(mine)
-
-    threading.Thread(target=deliver, daemon=True).start()
-    return done
-
 
 # %%
 # Steps of k micro-batches
 # ------------------------
 # All micro-batches but the last run under ``no_sync``, forward and backward both.
-# The hook counts the all-reduces.
+# The link keeps a log, which counts the all-reduces.
 # A step *computes* until its last gradient is ready, which a hook on each parameter stamps; from then to the return of ``backward()`` it *waits*.
 
 LAYERS, WIDTH, MICRO_BATCH, RANKS = 6, 256, 256, 2
@@ -64,26 +43,21 @@ def worker(k):
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     model = DistributedDataParallel(net.to(device()), bucket_cap_mb=0.25)
-    link, sent, ready_s, steps = SlowLink(), [], [], []
-
-    def hook(link, bucket):
-        sent.append(bucket.index())
-        return over_slow_link(link, bucket)
-
-    model.register_comm_hook(link, hook)
+    link, ready_s, steps = SlowLink(LATENCY_S, BYTES_PER_S), [], []
+    model.register_comm_hook(link, SlowLink.hook)
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(lambda _: ready_s.append(time.perf_counter()))
     batch = torch.randn(MICRO_BATCH, WIDTH).to(device())
     for _ in range(WARM + STEPS):
         dist.barrier()
         model.zero_grad()
-        sent.clear()
+        link.log.clear()
         begin_s = time.perf_counter()
         for micro in range(k):
             with model.no_sync() if micro < k - 1 else contextlib.nullcontext():
                 (model(batch).square().mean() / k).backward()
         end_s = time.perf_counter()
-        steps.append((end_s - begin_s, ready_s[-1] - begin_s, len(sent)))
+        steps.append((end_s - begin_s, ready_s[-1] - begin_s, len(link.log)))
     return steps[WARM:]  # the first steps still have other buckets
 
 

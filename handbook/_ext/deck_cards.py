@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from docutils import nodes
@@ -15,7 +14,7 @@ from sphinx.writers.html5 import HTML5Translator
 import labs
 from card_page import depart_by_context
 from card_source import Card, CardError, Passage, read_cards
-from problems import complain
+from problems import complain, which
 
 
 class speaker_notes(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
@@ -36,12 +35,7 @@ class DeckCard(SphinxDirective):
             complain(self.env, str(error), self.lineno)
             return []
         if name not in cards:
-            near = difflib.get_close_matches(name, cards)
-            complain(
-                self.env,
-                f"there is no card {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""),
-                self.lineno,
-            )
+            complain(self.env, f"there is no card {name!r}{which(name, cards)}", self.lineno)
             return []
         source = cards[name]
         self.env.note_dependency(source.path)

@@ -6,7 +6,6 @@ and each says what it ran on.
 
 from __future__ import annotations
 
-import difflib
 import os
 import textwrap
 from abc import abstractmethod
@@ -21,7 +20,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import labs
 from lab_pieces import EmbedError, between, function_source, printed_blocks, some_lines, stamp_text
-from problems import Stop, complain
+from problems import Stop, complain, which
 
 
 class Embed(SphinxDirective):
@@ -47,9 +46,7 @@ class Embed(SphinxDirective):
         """The lab that is named."""
         name, known = self.arguments[0], labs.all_labs()
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f" (did you mean {near[0]!r}?)" if near else ""
-            raise EmbedError(f"there is no such lab{meant}; there are: {', '.join(known) or 'none'}")
+            raise EmbedError(f"there is no such lab{which(name, known)}")
         return known[name]
 
     def number(self, what: str, available: int) -> int:

@@ -17,7 +17,7 @@ from sphinx.writers.html5 import HTML5Translator
 
 import labs
 from lab_pieces import stamp_text
-from problems import Stop, complain
+from problems import Stop, complain, which
 
 _TARGET = re.compile(r"(?P<lab>[a-z0-9-]+)\.(?P<name>\w+)(:(?P<format>.+))?")
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -45,7 +45,7 @@ class MeasuredRole(SphinxRole):
             raise ValueError("write lab-id.name, or lab-id.name:.2f with a format")
         lab = labs.all_labs().get(target["lab"])
         if lab is None:
-            raise ValueError(f"there is no lab {target['lab']!r}; there is {', '.join(labs.all_labs()) or 'none'}")
+            raise ValueError(f"there is no lab {target['lab']!r}{which(target['lab'], labs.all_labs())}")
         self.env.note_dependency(lab.evidence_file)
         try:
             evidence = labs.lab_evidence(lab)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,6 +26,15 @@ class Problem:
 
     location: str | tuple[str, int]
     message: str
+
+
+def which(name: str, known: Iterable[str]) -> str:
+    """What may be meant by an unknown name, as the end of a complaint: a few that are near, or all of a few."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names)
+    if near:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    return f"; there is {', '.join(names) or 'none'}" if len(names) <= 12 else ""
 
 
 def complain(env: BuildEnvironment, message: str, line: int) -> None:

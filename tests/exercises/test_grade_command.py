@@ -72,7 +72,7 @@ BAD = {
     "no exercise": (
         ["sync", "x.py"],
         None,
-        "no exercise 'sync'; there are bucketed-overlap, distributed",
+        "no exercise 'sync'; there are bucketed-overlap, choose-buckets",
     ),
     "no file": ([NAME, "absent.py"], None, "absent.py: there is no such file; start from a copy of"),
     "a folder": ([NAME, "."], None, "is a directory; give the Python file"),

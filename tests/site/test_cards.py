@@ -184,4 +184,4 @@ def test_a_deck_with_an_unknown_card_is_told_which_are_near(book: TinyBook) -> N
     good(book)
     book.write("slides/index.md", "# Deck\n\n```{deck-card} bucket-orders\n```\n")
     warnings = book.build(source="slides").warnings
-    assert "index.md:3: WARNING: there is no card 'bucket-orders'; did you mean bucket-order?" in warnings
+    assert "index.md:3: WARNING: there is no card 'bucket-orders'; did you mean 'bucket-order'?" in warnings

@@ -172,10 +172,8 @@ def test_a_document_is_read_again_when_the_lab_was_run_again(book: TinyBook) -> 
 @pytest.mark.parametrize(
     ("directive", "told"),
     [
-        (
-            "{lab-output} bucket-xry 1",
-            "no such lab (did you mean 'bucket-xray'?); there are: bucket-xray, silent",
-        ),
+        ("{lab-output} bucket-xry 1", "no such lab; did you mean 'bucket-xray'?"),
+        ("{lab-output} other 1", "no such lab; there is bucket-xray, silent"),
         ("{lab-output} bucket-xray 3", "printed block 3 is not there; it has 2 printed blocks, counted from 1"),
         ("{lab-output} bucket-xray 0", "printed block 0 is not there"),
         ("{lab-output} bucket-xray", "printed block (no number) is not there; it has 2 printed blocks"),

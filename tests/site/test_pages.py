@@ -20,6 +20,7 @@ PAGES = [
     "faults.html",
     "errors.html",
     "diagnose.html",
+    "performance.html",
     "claims.html",
     "edition.html",
     "glossary.html",
@@ -32,6 +33,7 @@ PAGES = [
     "labs/setup/plot_04_hello_ranks.html",
     "labs/debugging/plot_00_triage.html",
     "labs/debugging/plot_07_killed_rank.html",
+    "labs/performance/plot_20_predict_then_measure.html",
 ]
 # Found in the theme, not in the book; each with its reason.
 THEME = {

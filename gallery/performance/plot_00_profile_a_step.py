@@ -1,0 +1,220 @@
+"""
+Profile a step
+==============
+
+Where does a training step spend its time, and how much of it waits for other ranks?
+This lab plans which steps the profiler keeps, checks afterwards which it kept, and reads the exported trace back as you would read it on a screen.
+It serves :ref:`performance-measure`.
+"""
+
+# %%
+# The plan
+# --------
+# ``schedule`` says for each step what the profiler does: nothing, warm up, or record.
+# Skip the first steps: DDP builds its buckets anew in the second, and allocators and caches fill.
+
+import contextlib
+import json
+import re
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile, record_function, schedule
+
+from ddplab import device, launch, record
+from ddplab.plotting import ACCENT, FAINT, INK, MUTED, RANK_COLORS, describe, subplots
+
+STEPS, LAYERS, WIDTH, BATCH, RANKS = 11, 4, 512, 64, 2
+PLAN = {"skip_first": 2, "wait": 1, "warmup": 1, "active": 2, "repeat": 2}
+REGIONS = "data", "forward", "backward", "optimizer"
+
+
+# %%
+# The program
+# -----------
+# ``record_function`` gives a part of the step a name, which becomes a region of the trace.
+# ``profiler.step()`` ends a step: one call per optimizer step, not per micro-batch.
+# When a cycle is complete it calls ``on_trace_ready``, here to write a file per rank and cycle.
+
+
+def one_step(model, optimizer, micro_batches, autocast):
+    optimizer.zero_grad()
+    for left in reversed(range(micro_batches)):
+        with model.no_sync() if left else contextlib.nullcontext():
+            with record_function("data"):
+                x = torch.randn(BATCH, WIDTH).to(device())
+            with record_function("forward"), autocast:
+                loss = model(x).square().mean() / micro_batches
+            with record_function("backward"):
+                loss.backward()
+    with record_function("optimizer"):
+        optimizer.step()
+
+
+def worker(folder, micro_batches, bf16):
+    torch.manual_seed(dist.get_rank())
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]  # of 1 MiB each
+    model = DistributedDataParallel(nn.Sequential(*layers).to(device()), bucket_cap_mb=1)
+    optimizer = torch.optim.Adam(model.parameters())
+    autocast = torch.autocast(device().type, torch.bfloat16, enabled=bf16)
+    plan, happened, operators = schedule(**PLAN), [], []
+
+    def keep(profiler):
+        profiler.export_chrome_trace(f"{folder}/rank{dist.get_rank()}-{len(operators)}.json")
+        rows = profiler.key_averages()
+        operators.append([(e.key, e.count, e.self_cpu_time_total / 1e3) for e in rows])
+
+    what = {"record_shapes": True, "profile_memory": True}
+    with profile(schedule=plan, on_trace_ready=keep, **what) as profiler:
+        for step in range(STEPS):
+            began = time.perf_counter()
+            one_step(model, optimizer, micro_batches, autocast)
+            ended = time.perf_counter()
+            profiler.step()
+            times = 1e3 * (ended - began), 1e3 * (time.perf_counter() - ended)
+            happened.append((plan(step).name, *times))
+    return happened, operators[-1]
+
+
+# %%
+# Four runs: as it is, with four micro-batches per step, under bf16 autocast, and with both.
+
+CASES = {"plain": (1, False), "4 micro-batches": (4, False)}
+CASES |= {"bf16": (1, True), "4, bf16": (4, True)}
+runs, traces = {}, {}
+with tempfile.TemporaryDirectory() as folder:
+    for name, case in CASES.items():
+        runs[name] = launch(worker, RANKS, folder, *case, quiet=True)
+        files = sorted(Path(folder).glob("rank0-*.json"))
+        traces[name] = [json.loads(file.read_text())["traceEvents"] for file in files]
+
+# %%
+# What was kept
+# -------------
+# The trace marks each step that it holds as ``ProfilerStep#n``.
+
+
+def steps_in(trace):
+    names = (
+        e["name"] for e in trace if e.get("ph") == "X" and e.get("cat") == "user_annotation"
+    )
+    return sorted(int(n.partition("#")[2]) for n in names if n.startswith("ProfilerStep#"))
+
+
+happened, operators = runs["plain"][0]
+files = [steps_in(trace) for trace in traces["plain"]]
+planned = [step for step, (action, *_) in enumerate(happened) if action.startswith("RECORD")]
+print(f"recorded by plan: {planned}; in the two files: {files}")
+assert [step for kept in files for step in kept] == planned
+LOOKS = {"NONE": (FAINT, ""), "WARMUP": (MUTED, ""), "RECORD": (ACCENT, "")}
+LOOKS["RECORD_AND_SAVE"] = LOOKS["RECORD"]
+fig, ax = subplots(height_in=2.8)
+describe(fig, "Eleven steps by what the profiler did in each, and what it cost")
+for step, (action, step_ms, profiler_ms) in enumerate(happened):
+    ax.bar(step, step_ms, color=LOOKS[action][0], ec=INK, lw=0.6)
+    ax.bar(step, profiler_ms, bottom=step_ms, color="none", hatch="////", ec=INK, lw=0.6)
+    word = {"NONE": "skip" if step < PLAN["skip_first"] else "wait"}.get(action, action)
+    word = "off" if step > planned[-1] else word.partition("_")[0].lower()
+    ax.text(step, step_ms + profiler_ms, word, ha="center", va="bottom", fontsize=8.5)
+ax.set(xticks=range(STEPS), xlabel="step", ylabel="ms")
+ax.set_title("The plan, as it happened; hatched: inside profiler.step()")
+record("ms", saving=max(ms for action, _, ms in happened if action.endswith("SAVE")))
+
+# %%
+# Read it: overview, operators, memory
+# ------------------------------------
+# The three tables that every viewer shows, from the second file of rank 0.
+# *Self* time leaves out the operators that an operator calls.
+
+
+def spans(trace, pattern):
+    found = (e for e in trace if e.get("ph") == "X" and re.match(pattern, e["name"]))
+    return sorted((e["ts"] / 1e3, (e["ts"] + e["dur"]) / 1e3, e) for e in found)
+
+
+trace = traces["plain"][-1]
+whole = sum(end - start for start, end, _ in spans(trace, "ProfilerStep#"))
+for region in REGIONS:
+    inside = sum(end - start for start, end, _ in spans(trace, f"{region}$"))
+    print(f"overview   {region:22} {inside / whole:6.1%} of the step")
+ranked = sorted((op for op in operators if "::" in op[0]), key=lambda op: -op[2])
+for name, calls, self_ms in ranked[:4]:
+    print(f"operators  {name:22} {calls:4} calls {self_ms:7.1f} ms self")
+allocated = [e["args"]["Total Allocated"] for e in trace if e.get("name") == "[memory]"]
+print(f"memory     highest − lowest       {(max(allocated) - min(allocated)) / 2**20:.1f} MiB")
+
+# %%
+# Read it: how much is communication?
+# -----------------------------------
+# In the timeline, look at two moments of each step: when the last bucket is launched, and when the last all-reduce is done.
+# What lies between cannot be hidden behind this backward: the rank *waits*.
+# Bytes come from the recorded shapes of the call; buckets are float32 in all four cases.
+
+LAUNCHES, TRANSFERS = r"c10d::allreduce_$", r"gloo:all_reduce|nccl\w*Kernel_AllReduce"
+
+
+def communication(trace):
+    rows = []
+    for start, end, _ in spans(trace, "ProfilerStep#"):
+        calls = [(at, e) for at, _, e in spans(trace, LAUNCHES) if start <= at < end]
+        done = [at for _, at, _ in spans(trace, TRANSFERS) if start <= at <= end]
+        sent = sum(4 * e["args"]["Input Dims"][0][0][0] for _, e in calls)
+        rows.append((len(calls), sent, end - start, max(done) - calls[-1][0]))
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
+
+
+print("                  all-reduces      MiB sent         step   waits   share")
+print("                  per step    per 1,000 samples       ms      ms of step")
+for name, (micro, _) in CASES.items():
+    calls, sent, step_ms, waits_ms = communication(
+        [e for trace in traces[name] for e in trace]
+    )
+    per_sample = sent / (micro * BATCH) * 1000 / 2**20
+    row = f"{name:17} {calls:10.0f} {per_sample:14.1f} {step_ms:14.1f} {waits_ms:7.1f}"
+    print(f"{row} {waits_ms / step_ms:6.1%}")
+    assert calls == LAYERS
+    assert sent == 4 * LAYERS * WIDTH**2
+    key = f"{'bf16_' * CASES[name][1]}{micro}"
+    record("%", **{f"share_{key}": 100 * waits_ms / step_ms})
+    record("ms", **{f"step_{key}": step_ms})
+
+# %%
+# The timeline of the first recorded step, without and with accumulation, drawn from the exported files.
+
+fig, axes = subplots(2, 1, height_in=3.4, sharex=True)
+describe(fig, "Timelines of a plain step and of a step of four micro-batches")
+COLORS = dict(zip(REGIONS, (INK, FAINT, MUTED, ACCENT), strict=True))
+for ax, name in zip(axes, ("plain", "4 micro-batches"), strict=True):
+    start, end, _ = spans(traces[name][-1], "ProfilerStep#")[0]
+    for region, color in COLORS.items():
+        for at, until, _ in spans(traces[name][-1], f"{region}$"):
+            if start <= at < end:
+                ax.barh(0, until - at, left=at - start, color=color, ec=INK, lw=0.5)
+    for at, until, _ in spans(traces[name][-1], TRANSFERS):
+        if start <= at < end:
+            ax.barh(1, until - at, left=at - start, color=RANK_COLORS[0], ec=INK, lw=0.5)
+    ax.set_yticks([0, 1], ["main thread", "all-reduce"])
+    ax.invert_yaxis()
+    ax.set_title(f"{name}: light forward, grey backward, violet optimizer")
+axes[-1].set_xlabel("ms since the step began")
+
+# %%
+# What to notice
+# --------------
+#
+# - The files hold the steps of the plan and nothing of the others; the call that saves a cycle takes :measured:`profile-a-step.saving:.0f` here, so a step that is timed from outside must leave it out.
+# - Accumulation leaves the all-reduces per step as they were and divides those per sample by four; the share of waiting went from :measured:`profile-a-step.share_1:.0f` to :measured:`profile-a-step.share_4:.0f`.
+# - Autocast to bf16 changed the computation (:measured:`profile-a-step.step_1:.0f` per step before, :measured:`profile-a-step.step_bf16_1:.0f` with it) and not one byte of communication.
+#
+# What this does not mean
+# -----------------------
+#
+# That bf16 is slow, or fast: a CPU without bf16 units emulates it, and a GPU's tensor cores are another machine.
+# Where it makes computing faster, the *share* of communication grows, because the bytes stay.
+# And a rank waits for the slowest rank as well as for the link; one rank's trace cannot tell these apart (:doc:`plot_14_one_slow_rank`).

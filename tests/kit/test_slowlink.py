@@ -1,0 +1,182 @@
+"""SlowLink: the real sum, never early, one after the other; what is wrong is said, and nothing is left behind."""
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import device, launch
+from ddplab.gaps import flat_gradients
+from ddplab.postmortem import postmortem
+from ddplab.slowlink import SlowLink
+
+QUICK = (1e-4, 1e9)  # latency and rate where time does not matter
+
+
+def threads():
+    return {thread for thread in threading.enumerate() if thread.name == "slow link"}
+
+
+def network(seed=0, width=24, layers=5):
+    torch.manual_seed(seed)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to(device())
+
+
+def due_times(link, log):
+    """When the link may deliver each transfer at the earliest, by its definition."""
+    due, free = [], float("-inf")
+    for transfer in log:
+        free = max(transfer.launched_s, free) + link.seconds(transfer.nbytes)
+        due.append(free)
+    return due
+
+
+@pytest.mark.parametrize("value", [-1e-9, float("nan"), float("inf")])
+def test_a_bad_latency_is_named(value):
+    with pytest.raises(ValueError, match=f"latency_s .*{value!r}"):
+        SlowLink(value, 1e9)
+
+
+@pytest.mark.parametrize("value", [0, -5.0, float("nan"), float("inf")])
+def test_a_bad_rate_is_named(value):
+    before = threads()
+    with pytest.raises(ValueError, match=f"bytes_per_s .*{value!r}"):
+        SlowLink(0, value)
+    assert threads() <= before
+
+
+def test_a_bad_value_between_steps_changes_nothing():
+    link = SlowLink(*QUICK)
+    with pytest.raises(ValueError, match="0"):
+        link.bytes_per_s = 0
+    assert link.bytes_per_s == QUICK[1]
+    link.latency_s, link.bytes_per_s = 0.5, 1e3
+    assert link.seconds(2000) == 2.5
+
+
+def test_the_link_and_its_thread_end_together():
+    before, link = threads(), SlowLink(*QUICK)
+    (thread,) = threads() - before
+    del link
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_all_reduce_gives_the_sum_in_place_and_not_before_its_time():
+    def worker():
+        link, tensor = SlowLink(0.02, 1e5), torch.full((500,), float(dist.get_rank() + 1)).to(device())
+        began = time.perf_counter()
+        result = link.all_reduce(tensor).wait()
+        took = time.perf_counter() - began
+        (transfer,) = link.log
+        return took, transfer, result.cpu(), result.data_ptr() == tensor.data_ptr()
+
+    for took, transfer, result, in_place in launch(worker, 3):
+        assert took > 0.04  # 20 ms of latency, and 2000 bytes at 100 kB/s
+        assert transfer.nbytes == 2000
+        assert transfer.done_s - transfer.launched_s >= 0.04
+        assert torch.equal(result, torch.full((500,), 6.0))
+        assert in_place
+
+
+def test_transfers_are_delivered_when_the_link_is_gone():
+    def worker():
+        futures = [SlowLink(0.01, 1e9).all_reduce(torch.ones(3).to(device())) for _ in range(3)]
+        return [future.wait().tolist() for future in futures]
+
+    assert launch(worker, 2) == [[[2.0] * 3] * 3] * 2
+
+
+def test_a_peer_that_comes_late_delays_its_transfer_and_those_behind_it():
+    def worker():
+        link, late = SlowLink(1e-4, 1e9), dist.get_rank() == 1
+        dist.barrier()
+        if late:
+            time.sleep(0.3)
+        launched = time.perf_counter()  # one clock for all ranks: they share a machine
+        futures = [link.all_reduce(torch.ones(8)) for _ in range(2)]
+        for future in futures:
+            future.wait()
+        return launched, [transfer.done_s for transfer in link.log]
+
+    (first, done), (second, _) = launch(worker, 2, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert first < second < done[0] < done[1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("view", [False, True])
+def test_the_hook_gives_the_gradients_of_ddp(ranks, view):
+    """Bit for bit on every number of ranks: the buckets, the order of additions and the factor are the same."""
+
+    def worker(view):
+        options = {"bucket_cap_mb": 0.005, "gradient_as_bucket_view": view}
+        plain, hooked, link = DDP(network(), **options), DDP(network(), **options), SlowLink(*QUICK)
+        hooked.register_comm_hook(link, SlowLink.hook)
+        equal = []
+        for step in range(4):
+            torch.manual_seed(10 * step + dist.get_rank())
+            batch = torch.randn(7, 24).to(device())
+            for ddp in (plain, hooked):
+                ddp.zero_grad()
+                ddp(batch).square().mean().backward()
+            equal.append(torch.equal(flat_gradients(plain), flat_gradients(hooked)))
+        return equal, len(link.log)
+
+    for equal, transfers in launch(worker, ranks, view):
+        assert equal == [True] * 4
+        assert transfers > 4  # several buckets
+
+
+def test_a_rate_may_change_between_steps():
+    def worker():
+        link, took = SlowLink(0, 1e6), []
+        for rate in (1e6, 1e5):
+            link.bytes_per_s = rate
+            link.all_reduce(torch.ones(2500).to(device())).wait()
+            took.append(link.log[-1].done_s - link.log[-1].launched_s)
+        return took
+
+    for fast, slow in launch(worker, 2):
+        assert fast >= 0.01
+        assert slow >= 0.1
+
+
+def test_an_error_of_the_all_reduce_comes_out_of_the_future_and_of_backward():
+    """Rank 1 leaves; rank 0 hears so from the link, in words that name the connection."""
+
+    def worker(by_ddp):
+        ddp, link = DDP(network()), SlowLink(*QUICK)
+        ddp.register_comm_hook(link, SlowLink.hook)
+        batch = torch.ones(3, 24)
+        ddp(batch).sum().backward()
+        dist.barrier()
+        if dist.get_rank() == 1:
+            return
+        if by_ddp:
+            ddp(batch).sum().backward()
+        else:
+            link.all_reduce(torch.ones(8)).wait()
+
+    for by_ddp in (False, True):
+        ended = postmortem(worker, 2, by_ddp, leave=True, env={"CUDA_VISIBLE_DEVICES": ""})
+        assert [ending.how for ending in ended] == ["raised", "returned"]
+        assert "peer" in ended[0].error
+
+
+def test_the_log_keeps_the_promise_of_the_module():
+    def worker():
+        link, tensors = SlowLink(2e-3, 5e6), [torch.ones(n) for n in (100, 20000, 1, 5000)]
+        for future in [link.all_reduce(tensor.to(device())) for tensor in tensors]:
+            future.wait()
+        return link.log, due_times(link, link.log)
+
+    for log, due in launch(worker, 2):
+        assert [transfer.nbytes for transfer in log] == [400, 80000, 4, 20000]
+        assert all(transfer.done_s >= at for transfer, at in zip(log, due, strict=True))
+        assert [transfer.done_s for transfer in log] == sorted(transfer.done_s for transfer in log)
