@@ -12,6 +12,13 @@ from tools import ROOT, make, missing, need, need_pango
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes, a file stays in one of them, and all that reads the built book in the same one."""
+    for item in items:
+        room = item.path.relative_to(ROOT / "tests").parts[0]
+        item.add_marker(pytest.mark.xdist_group("book" if room in ("site", "print") else item.path.stem))
+
+
 @pytest.fixture(scope="session")
 def html() -> Path:
     """The folder of the built web pages, brought up to date once for all tests that read them."""

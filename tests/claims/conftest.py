@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for claim in claims:
             if tests.setdefault(claim, name) != name:
                 raise pytest.UsageError(f"{name} proves {claim!r}, and so does {tests[claim]}; keep one of them")
-        item.user_properties.append(("claims", claims))
+        item.user_properties += [("claims", claims), ("test", name)]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -62,8 +62,7 @@ class Results:
         """Add one phase of one test; parameters of a test count together, and the worst outcome counts."""
         properties = dict(report.user_properties)
         for claim in properties.get("claims", ()):
-            test = report.nodeid.split("[")[0]
-            fresh = {"outcome": "passed", "test": test, "seconds": 0.0, "launches": []}
+            fresh = {"outcome": "passed", "test": properties["test"], "seconds": 0.0, "launches": []}
             result = self.results.setdefault(claim, fresh)
             result["outcome"] = min(result["outcome"], report.outcome, key=_WORST_FIRST.index)
             result["seconds"] = round(result["seconds"] + report.duration, 3)

@@ -1,11 +1,12 @@
-"""SleepingLayers: real gradients, in reverse order, and not before their time."""
+"""Models that sleep: real gradients, in reverse order, and not before their time."""
 
 import itertools
 import time
 
 import torch
+from torch import nn
 
-from ddplab.sleeping import SleepingLayers
+from ddplab.sleeping import SleepingLayers, paced
 
 
 def test_layers_keep_their_time_and_give_gradients_of_ones():
@@ -25,3 +26,24 @@ def test_layers_keep_their_time_and_give_gradients_of_ones():
         assert all(a <= b for (a, _), (b, _) in itertools.pairwise(ready))
         assert all(torch.equal(weight.grad, torch.ones(16)) for weight in model.weights)
     assert loss.item() == 1.0
+
+
+def test_a_paced_model_computes_what_it_did_and_takes_its_time():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 10)), torch.randn(4, 30)
+    model(x).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    ready = {}
+    for name, p in paced(model, forward_s=6e-3, backward_s=12e-3).named_parameters():
+        p.register_post_accumulate_grad_hook(lambda _, name=name: ready.update({name: time.perf_counter()}))
+    size = sum(p.numel() for p in model.parameters())
+    for _ in range(2):
+        model.zero_grad()
+        begin = time.perf_counter()
+        loss = model(x).sum()
+        middle = time.perf_counter()
+        loss.backward()
+        assert middle - begin >= 6e-3
+        assert all(map(torch.equal, (p.grad for p in model.parameters()), expected))
+        assert ready["2.weight"] - begin >= 6e-3 + 12e-3 * 300 / size  # its own share, the last layer's
+        assert max(ready.values()) - begin >= 6e-3 + 12e-3
