@@ -1,4 +1,4 @@
-"""A model that computes by sleeping: its time is known and needs no core, its gradients are real.
+"""Models whose time is known because they sleep: it needs no core, and their gradients are real.
 
 What a model computes does not matter to the schedule of a DDP step, only when each gradient is ready.
 So a layer here waits until its time is over, as a layer on a GPU keeps the host waiting.
@@ -7,6 +7,7 @@ So a layer here waits until its time is over, as a layer on a GPU keeps the host
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +44,37 @@ class SleepingLayers(nn.Module):
         """Sleep until the layer is done, counted from the moment when the one before it should have been."""
         self.until_s += seconds
         time.sleep(max(0.0, self.until_s - time.perf_counter()))
+
+
+def paced(model: nn.Module, forward_s: float, backward_s: float) -> nn.Module:
+    """Let a model keep its time: it computes, and waits until a slower device would have been done.
+
+    A forward lasts ``forward_s``. A backward lasts ``backward_s``, of which each parameter has a share in proportion to
+    its size, and its gradient is ready when its share, and that of all before it, is over.
+    As long as the machine computes faster than that, nothing that disturbs the machine changes a time.
+
+    Returns ``model``, with hooks.
+    """
+    size = sum(p.numel() for p in model.parameters())
+    until_s = 0.0  # when what is computed now is done
+
+    def wait(seconds: float) -> None:
+        nonlocal until_s
+        until_s += seconds
+        time.sleep(max(0.0, until_s - time.perf_counter()))
+
+    def begin(*_: Any) -> None:
+        nonlocal until_s
+        until_s = time.perf_counter()
+
+    def ready(share: float, _: Tensor) -> None:
+        wait(share * backward_s)
+
+    model.register_forward_pre_hook(begin)
+    model.register_forward_hook(lambda *_: wait(forward_s))
+    for p in model.parameters():
+        p.register_hook(partial(ready, p.numel() / size))  # type: ignore[no-untyped-call]
+    return model
 
 
 class _Layer(torch.autograd.Function):

@@ -38,7 +38,7 @@ def build():
 # The command
 # -----------
 # On your machine you type ``ddplab tune-buckets train:build``, and it measures the link that is there.
-# Here ``--emulate-link`` plays one of 1.5 ms and 0.3 Gbit/s, so that buckets matter on a single host.
+# Here ``--emulate-link`` plays one of 1.5 ms and 0.15 Gbit/s, so that buckets matter on a single host.
 # The answer comes as JSON; ``as_text`` makes the table of it that you see without ``--json``.
 
 import json
@@ -50,7 +50,7 @@ from pathlib import Path
 from ddplab import record
 from ddplab.cli_tune_buckets import as_text, draw
 
-OPTIONS = ["--ranks", "2", "--emulate-link", "1500,0.3", "--seconds", "6", "--json"]
+OPTIONS = ["--ranks", "2", "--emulate-link", "1500,0.15", "--seconds", "12", "--json"]
 with tempfile.TemporaryDirectory() as folder:
     Path(folder, "train.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "ddplab", "tune-buckets", "train:build", *OPTIONS]

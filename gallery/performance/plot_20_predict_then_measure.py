@@ -10,8 +10,9 @@ It serves :ref:`performance-validation`.
 # %%
 # Two models
 # ----------
-# In the first, twelve equal layers compute by sleeping, so that nothing competes for the cores.
-# The second is a small transformer, which computes.
+# In the first, twelve equal layers compute by sleeping.
+# The second is a small transformer, whose gradients are of all sizes.
+# It computes a batch of one, and then waits until a slower device would have been done (``ddplab.sleeping``), so that no neighbour on this machine changes how fast it is.
 
 import contextlib
 import time
@@ -26,19 +27,22 @@ from ddplab import launch, record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, bucketed, simulate_step
 from ddplab.plotting import RANK_COLORS, describe, subplots
-from ddplab.sleeping import SleepingLayers
+from ddplab.sleeping import SleepingLayers, paced
 from ddplab.slowlink import SlowLink
 
-MODELS, RANKS, ROUNDS = ("sleeping", "transformer"), 2, 5
+MODELS, RANKS, ROUNDS = ("layers", "transformer"), 2, 5
 
 
 def build(name, scale):
     torch.manual_seed(0)
-    if name == "sleeping":
+    if name == "layers":
         return SleepingLayers(12, scale * 2**16, 1e-3, 2e-3), torch.ones(1)
     layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)
     parts = [nn.Embedding(65, 64), nn.TransformerEncoder(layer, 4), nn.Linear(64, 65)]
-    return nn.Sequential(*parts), torch.randint(65, (12, 64))
+    model = nn.Sequential(*parts)
+    if name == "computing":
+        return model, torch.randint(65, (12, 64))
+    return paced(model, 12e-3, 24e-3), torch.randint(65, (1, 8))
 
 
 # %%
@@ -99,14 +103,21 @@ def run(name, loads, rounds, scale=1):
 # -------
 # One bucket, and a link that costs nothing: what is left is the forward, and the moment when each gradient is ready.
 
+ALONE = (1000, (0, 1e15), 1)  # the load that is all computing
+
+
+def profile_of(times, nbytes):
+    """The forward in s, and each gradient as (ready in s, bytes)."""
+    _, forward_ms, *ready_ms = times.median(dim=0).values.tolist()
+    return forward_ms / 1e3, [(ms / 1e3, n) for ms, n in zip(ready_ms, nbytes, strict=False)]
+
+
 profiles = {}
 for name in MODELS:
-    ((_, times, nbytes, _),) = run(name, [(1000, (0, 1e15), 1)], 9)
-    _, forward_ms, *ready_ms = times.median(dim=0).values.tolist()
-    gradients = [(ms / 1e3, n) for ms, n in zip(ready_ms, nbytes, strict=False)]
-    profiles[name] = forward_ms / 1e3, gradients
+    ((_, times, nbytes, _),) = run(name, [ALONE], 9)
+    forward_s, gradients = profiles[name] = profile_of(times, nbytes)
     print(f"{name:11}: {len(nbytes)} gradients, {sum(nbytes)} bytes;", end=" ")
-    print(f"forward {forward_ms:.1f} ms, backward {1e3 * gradients[-1][0]:.1f} ms")
+    print(f"forward {1e3 * forward_s:.1f} ms, backward {1e3 * gradients[-1][0]:.1f} ms")
 
 # %%
 # Predict
@@ -148,13 +159,18 @@ for name in MODELS:
 # The median of five rounds counts, and the slower rank.
 # The buckets are those that were predicted, byte for byte.
 
+
+def off(predicted, middles):
+    return [100 * (p / m - 1) for p, m in zip(predicted, middles, strict=True)]
+
+
 measured, errors = {}, {}
 for name in MODELS:
     _, times, _, sent = zip(*run(name, LOADS, ROUNDS), strict=True)
     assert list(sent) == [[t.nbytes for t in step.timeline] for step in steps[name]]
     measured[name] = [ms[:, 0].sort().values.tolist() for ms in times]
     middles = [ms[ROUNDS // 2] for ms in measured[name]]
-    errors[name] = [100 * (p / m - 1) for p, m in zip(predicted[name], middles, strict=True)]
+    errors[name] = off(predicted[name], middles)
     table(name, [f"{m:.1f}{e:+6.1f} %" for m, e in zip(middles, errors[name], strict=True)])
 assert repr(predicted) == written
 
@@ -197,11 +213,11 @@ axes[1].legend(fontsize=8.5)
 # The last columns say how late the last bucket was launched, and delivered, and when the step ended after that.
 
 cap, (latency_s, rate), _ = LOADS[1]
-expected = steps["sleeping"][1]
+expected = steps["layers"][1]
 print("   real bytes, rate        predicted    measured    error  launched  delivered  ended")
 for scale in (1, 8, 32):
     big = [(scale * cap, (latency_s, scale * rate), 1)]
-    ((_, times, _, sent),) = run("sleeping", big, ROUNDS, scale)
+    ((_, times, _, sent),) = run("layers", big, ROUNDS, scale)
     whole, *ms = times.median(dim=0).values.tolist()
     launched, done = ms[-2 * len(sent) : -len(sent)], ms[-len(sent) :]
     due = 0.0
@@ -217,14 +233,34 @@ for scale in (1, 8, 32):
     print("".join(f" {ms:+5.1f} ms" for ms in late))
 
 # %%
+# And a machine whose speed changes: the same transformer without the waiting, on a larger batch.
+# Each round has a step that is all computing, too, so the same minutes give a second profile.
+
+((_, times, nbytes, _),) = run("computing", [ALONE], 3 * ROUNDS)
+profiles["before"] = profile_of(times, nbytes)
+(_, times, nbytes, _), *cells = run("computing", [ALONE, *LOADS[:4]], 3 * ROUNDS)
+profiles["meanwhile"] = profile_of(times, nbytes)
+middles = [times[:, 0].median().item() for _, times, _, _ in cells]
+
+print(f"{'profiled':11}{'forward':>11}{'backward':>11}   error of the steps predicted from it")
+for name in ("before", "meanwhile"):
+    forward_s, gradients = profiles[name]
+    wrong = off([1e3 * predict(name, *load).step_s for load in LOADS[:4]], middles)
+    record(
+        "%", **{f"{name}_mean": mean(map(abs, wrong)), f"{name}_worst": max(map(abs, wrong))}
+    )
+    print(f"{name:11}{1e3 * forward_s:8.1f} ms{1e3 * gradients[-1][0]:8.1f} ms", end="  ")
+    print("".join(f"{error:+8.1f} %" for error in wrong))
+
+# %%
 # What to notice
 # --------------
 #
 # - Nothing was fitted: the prediction knows a profile, the caps and the link, and is off by :measured:`predict-then-measure.mean_error:.1f` on average and by :measured:`predict-then-measure.worst_error:.1f` at worst.
-#   Of the sleeping layers, whose compute nothing can disturb, it is :measured:`predict-then-measure.mean_error_sleeping:.1f` and :measured:`predict-then-measure.worst_error_sleeping:.1f`.
 # - Steps are longer than predicted rather than shorter: copying into buckets, launching and waking up cost time that the model leaves out.
 # - With 32 times the bytes the error is :measured:`predict-then-measure.error_32x:.0f`.
 #   The last bucket is launched :measured:`predict-then-measure.launched_32x:.1f` late, and delivered :measured:`predict-then-measure.delivered_32x:.1f` after the link would have: the real all-reduce is slower than the link that it plays.
+# - Where computing is not paced, the profile has to be of the same minutes: from the one taken before, the mean error is :measured:`predict-then-measure.before_mean:.1f`, from the one meanwhile :measured:`predict-then-measure.meanwhile_mean:.1f`.
 #
 # What this does not mean
 # -----------------------

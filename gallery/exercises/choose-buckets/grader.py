@@ -299,7 +299,7 @@ class Wrapped:
 
     cap_bytes: int  # of the DDP that was returned
     chosen_bytes: int  # what `choose_cap_mib` says
-    sent: list[int]  # bytes of each bucket of the third step, in order; none if the caps differ
+    sent: list[int]  # bytes of each bucket of the third step, in order; not asked if caps differ
 
 
 def wrapped(learner: ModuleType, case: Case) -> Wrapped:
@@ -317,7 +317,7 @@ def wrapped(learner: ModuleType, case: Case) -> Wrapped:
             )
         caps: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(caps, ddp.bucket_bytes_cap)
-        for _ in range(3 if len(set(caps)) == 1 else 0):  # they would wait for each other
+        for _ in range(3 if len(set(caps)) == 1 else 0):
             reductions.sent.clear()
             ddp(torch.ones(1, WIDTH).to(device())).sum().backward()
     sent = [bucket.nbytes for bucket in reductions.sent]
@@ -329,10 +329,10 @@ def one_for_all(seen: Sequence[Wrapped]) -> None:
     caps = [rank.cap_bytes for rank in seen]
     expect(
         len(set(caps)) == 1,
-        f"Rank 0 wraps with a cap of {caps[0]} bytes, rank 1 with {caps[1]}: they make different "
-        "buckets, and their all-reduces do not fit together. A profile is a measurement, and each "
-        "rank has its own; one must decide for all. Let rank 0 broadcast its cap, or choose by a "
-        "profile that all share.",
+        f"Rank 0 wraps with a cap of {caps[0]} bytes, rank 1 with {caps[1]}. DDP takes rank 0's "
+        "without a word, or, with `find_unused_parameters=True`, fails in the first backward. A "
+        "profile is a measurement, and each rank has its own; one must decide for all. Let rank 0 "
+        "broadcast its cap, or choose by a profile that all share.",
         "idea-replicated",
     )
 
