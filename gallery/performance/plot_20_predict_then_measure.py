@@ -114,7 +114,7 @@ def profile_of(times, nbytes):
 
 profiles = {}
 for name in MODELS:
-    ((_, times, nbytes, _),) = run(name, [ALONE], 9)
+    ((_, times, nbytes, _),) = run(name, [ALONE], 25)
     forward_s, gradients = profiles[name] = profile_of(times, nbytes)
     print(f"{name:11}: {len(nbytes)} gradients, {sum(nbytes)} bytes;", end=" ")
     print(f"forward {1e3 * forward_s:.1f} ms, backward {1e3 * gradients[-1][0]:.1f} ms")
