@@ -44,7 +44,7 @@ edition: $(READY) ## record this machine's edition: make edition NAME=h200 (FRES
 	DDPLAB_CLAIMS_RESULTS=gallery/editions/$(NAME)/claims.json $(PY) -m pytest tests/claims
 
 test: $(READY) ## every test; REQUIRE_ALL=1 forbids skips for a missing browser, Pango, poppler or epubcheck
-	$(PY) -m pytest -n logical --maxprocesses 4 --dist loadgroup
+	$(PY) -m pytest -n logical --maxprocesses 4
 
 check: $(READY) ## ruff, mypy, spelling, prose rules; internal links are checked by every build (-W)
 	$(PY) -m ruff check . && $(PY) -m ruff format --check .

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from ddplab.machines import NamespaceError, Nodes
 from tools import ROOT, make, missing, need, need_pango
@@ -12,11 +14,15 @@ from tools import ROOT, make, missing, need, need_pango
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)  # there is none without xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """With several processes, a file stays in one of them, and all that reads the built book in the same one."""
-    for item in items:
-        room = item.path.relative_to(ROOT / "tests").parts[0]
-        item.add_marker(pytest.mark.xdist_group("book" if room in ("site", "print") else item.path.stem))
+
+    class Rooms(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "book" if nodeid.startswith(("tests/site", "tests/print")) else nodeid.split("::")[0]
+
+    return Rooms(config, log)
 
 
 @pytest.fixture(scope="session")
