@@ -248,6 +248,14 @@ def deck_names() -> list[str]:
     return sorted(path.stem for path in (ROOT / "slides").glob("*.md") if path.stem != "index")
 
 
+def outside_formulas(element):
+    """The text of an element without its drawings, whose text in the page is a title."""
+    parts = [element.text or ""]
+    for child in element:
+        parts += ["" if child.tag.endswith("svg") else outside_formulas(child), child.tail or ""]
+    return "".join(parts)
+
+
 def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides, deck_names):
     assert deck_names
     for name in deck_names:
@@ -260,7 +268,7 @@ def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides, deck_names):
         number = 0
         for slide, page, joined in zip(expected, shown, shared, strict=True):
             assert slide.title.split()[0] in page
-            said = re.sub(r"\s+", "", "".join(slide.notes.itertext()))
+            said = re.sub(r"\s+", "", outside_formulas(slide.notes))
             assert said[:40] in re.sub(r"\s+", "", handout[number])
             number += not joined
 
