@@ -28,6 +28,15 @@ def passes_all(exercise: str, path: Path) -> bool:
     return not failed
 
 
+def text_of(exercise: str, *edits: tuple[str, str]) -> str:
+    """The solution with other lines."""
+    text = (EXERCISES / exercise / "solution.py").read_text()
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
 def overriding(exercise: str, name: str, methods: str) -> str:
     """The solution, and below it its class ``name`` again, with other ``methods``."""
     solution = (EXERCISES / exercise / "solution.py").read_text()

@@ -9,22 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
-from graded import first_failure, passes_all, teaches
+from graded import first_failure, passes_all, teaches, text_of
 
 from ddplab import launch
 from ddplab.grading import checks
 from ddplab.grading.exercises import EXERCISES, find_exercise
 
 EXACT, ATOMIC = NAMES = "make-resume-exact", "make-save-atomic"
-
-
-def text_of(name: str, *edits: tuple[str, str]) -> str:
-    """The solution with other lines."""
-    text = (EXERCISES / name / "solution.py").read_text()
-    for old, new in edits:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
 
 
 # -- make-resume-exact: lines of the solution ---------------------------------------------------------

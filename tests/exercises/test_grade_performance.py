@@ -1,20 +1,11 @@
 """The graders of the exercises on performance: right solutions pass, each wrong one hears what is wrong with it."""
 
 import pytest
-from graded import first_failure, passes_all, teaches
+from graded import first_failure, passes_all, teaches, text_of
 
 from ddplab.grading.exercises import EXERCISES
 
 CURVE, CHOOSE, MEND = NAMES = "predict-u-curve", "choose-buckets", "mend-accumulation"
-
-
-def text_of(name: str, *edits: tuple[str, str]) -> str:
-    """The solution with other lines."""
-    text = (EXERCISES / name / "solution.py").read_text()
-    for old, new in edits:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
 
 
 # -- predict-u-curve: lines of the solution -----------------------------------------------------------

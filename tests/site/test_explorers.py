@@ -4,7 +4,6 @@ import ast
 import gzip
 import json
 import math
-import mimetypes
 import random
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from bs4 import BeautifulSoup
 from playwright.sync_api import Page
+from strict_page import STATIC, strict_pages
 from tiny_book import EXTENSIONS, TinyBook
 
 from ddplab import launch
@@ -23,13 +23,6 @@ from explorer_examples import EXAMPLES, page_data
 from ring_drawing import ring_states
 from step_drawing import step_words
 from tools import ROOT
-
-STATIC = ROOT / "handbook" / "_static"
-HOST = "http://explorers.test/"
-CSP = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'"
-# furo gives the page its colours
-LOOKS = """body { margin: 0; background: var(--color-background-primary); color: var(--color-foreground-primary); }
-main { max-width: 46rem; margin: 0 auto; padding: 1rem; }"""
 
 
 def html_page() -> str:
@@ -49,37 +42,9 @@ def html_page() -> str:
 
 @pytest.fixture
 def open_page(browser):
-    """Open the page under a strict content security policy; no error, no violation, no request elsewhere."""
-    wrong, contexts = [], []
-
-    def serve(route):
-        name = route.request.url.removeprefix(HOST)
-        own = {"page.html": html_page(), "looks.css": LOOKS}
-        kind = mimetypes.guess_type(name)[0] or "font/woff2"
-        if name in own:
-            route.fulfill(
-                body=own[name], content_type=f"{kind}; charset=utf-8", headers={"content-security-policy": CSP}
-            )
-        elif (STATIC / name).is_file():
-            route.fulfill(body=(STATIC / name).read_bytes(), content_type=kind)
-        else:
-            wrong.append(route.request.url)
-            route.abort()
-
-    def open_(**options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.route("**/*", serve)
-        page.goto(HOST + "page.html")
-        return page
-
-    yield open_
-    for context in contexts:
-        context.close()
-    assert not wrong
+    """Open the page, under a strict policy."""
+    with strict_pages(browser, html_page()) as open_page:
+        yield open_page
 
 
 def wait_until(page: Page, said: str) -> None:

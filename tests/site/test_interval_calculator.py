@@ -1,23 +1,17 @@
 """The interval calculator in a real browser: Python's numbers, usable by all, and a figure where no script runs."""
 
 import gzip
-import mimetypes
 import random
 from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
+from strict_page import STATIC, strict_pages
 from tiny_book import TinyBook
 
 from ddplab.interval import daly_s, lost_fraction, young_s
 from interval_calculator import Job, interval_words
-from tools import ROOT
 
-STATIC = ROOT / "handbook" / "_static"
-HOST = "http://interval.test/"
-CSP = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'"
-LOOKS = """body { margin: 0; background: var(--color-background-primary); color: var(--color-foreground-primary); }
-main { max-width: 46rem; margin: 0 auto; padding: 1rem; }"""
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Interval</title>
     <meta name="viewport" content="width=device-width, initial-scale=1">
     <link rel="stylesheet" href="book.css"><link rel="stylesheet" href="explorers.css">
@@ -30,37 +24,9 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Interval</
 
 @pytest.fixture
 def open_page(browser):
-    """Open the page under a strict content security policy; no error, no violation, no request elsewhere."""
-    wrong, contexts = [], []
-
-    def serve(route):
-        name = route.request.url.removeprefix(HOST)
-        own = {"page.html": PAGE, "looks.css": LOOKS}
-        kind = mimetypes.guess_type(name)[0] or "font/woff2"
-        if name in own:
-            route.fulfill(
-                body=own[name], content_type=f"{kind}; charset=utf-8", headers={"content-security-policy": CSP}
-            )
-        elif (STATIC / name).is_file():
-            route.fulfill(body=(STATIC / name).read_bytes(), content_type=kind)
-        else:
-            wrong.append(route.request.url)
-            route.abort()
-
-    def open_(**options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.route("**/*", serve)
-        page.goto(HOST + "page.html")
-        return page
-
-    yield open_
-    for context in contexts:
-        context.close()
-    assert not wrong
+    """Open the page, under a strict policy."""
+    with strict_pages(browser, PAGE) as open_page:
+        yield open_page
 
 
 # -- the same numbers --------------------------------------------------------------------------------
