@@ -260,7 +260,7 @@ for name in ("before", "meanwhile"):
 # - Steps are longer than predicted rather than shorter: copying into buckets, launching and waking up cost time that the model leaves out.
 # - With 32 times the bytes the error is :measured:`predict-then-measure.error_32x:.0f`.
 #   The last bucket is launched :measured:`predict-then-measure.launched_32x:.1f` late, and delivered :measured:`predict-then-measure.delivered_32x:.1f` after the link would have: the real all-reduce is slower than the link that it plays.
-# - Where computing is not paced, the profile has to be of the same minutes: from the one taken before, the mean error is :measured:`predict-then-measure.before_mean:.1f`, from the one meanwhile :measured:`predict-then-measure.meanwhile_mean:.1f`.
+# - Where computing is not paced, a prediction is as good as the machine is steady: from the profile before, the mean error is :measured:`predict-then-measure.before_mean:.1f`, from the one meanwhile :measured:`predict-then-measure.meanwhile_mean:.1f`.
 #
 # What this does not mean
 # -----------------------
