@@ -151,7 +151,15 @@ describe(
     fig,
     "Matrix of saved against read, all equal; rows of one weight in the files of 1 to 4 ranks",
 )
-grid.imshow([[cells[a, b] for b in reads] for a in saved], cmap="Greens", vmin=0, vmax=3)
+grid.pcolormesh(
+    range(len(reads)),
+    range(len(saved)),
+    [[cells[a, b] for b in reads] for a in saved],
+    cmap="Greens",
+    vmin=0,
+    vmax=3,
+)
+grid.invert_yaxis()
 for (side, into), equal in cells.items():
     mark = {"ha": "center", "va": "center", "s": "=" if equal else "≠"}
     grid.text(reads.index(into), saved.index(side), **mark)
