@@ -1,7 +1,7 @@
 """launch: results, lanes, time bounds, blame, and nothing left behind."""
 
-import multiprocessing.forkserver
 import datetime
+import multiprocessing.forkserver
 import os
 import signal
 import subprocess
