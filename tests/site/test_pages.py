@@ -21,7 +21,6 @@ PAGES = [
     "errors.html",
     "diagnose.html",
     "performance.html",
-    "checkpointing.html",
     "claims.html",
     "edition.html",
     "glossary.html",
