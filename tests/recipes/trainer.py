@@ -73,6 +73,14 @@ def call(ranks: int, *args: object) -> list[Rank]:
         sys.path.insert(0, folder)
         import train
 
+        leave = train.leave
+
+        def keep_the_group(code):
+            # DDP may drop it last, and hang: it waits for gloo's thread, which waits for Python's lock.
+            train.last_work.append(train.dist.group.WORLD)
+            leave(code)
+
+        train.leave = keep_the_group
         sys.argv = ["train.py", *args]
         code, out, err = 0, io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
