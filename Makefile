@@ -58,8 +58,9 @@ serve: $(READY) ## the book on http://localhost:8000, rebuilt as you write
 cluster: $(READY) ## four nodes and a Slurm on this host, until Ctrl-C (Linux; Slurm needs root)
 	$(PY) tests/recipes
 
-torture: $(READY) ## 1,000 launches in a row (about five minutes)
+torture: $(READY) ## 1,000 launches in a row, 1,000 kills of runs that save (about ten minutes)
 	LAUNCHES=1000 $(PY) -m pytest tests/kit/test_launch.py -k many_launches
+	KILLS=1000 $(PY) -m pytest tests/kit/test_checkpoint.py -k killed --timeout=0
 
 clean: ## remove what was generated
 	rm -rf _build handbook/labs

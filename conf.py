@@ -38,6 +38,7 @@ extensions = [
     "error_index",
     "diagnose_page",
     "explorers",
+    "interval_calculator",
     "math_svg",
     "book_pdf",
     "book_epub",
@@ -72,6 +73,7 @@ sphinx_gallery_conf = {
         "../gallery/setup",
         "../gallery/debugging",
         "../gallery/performance",
+        "../gallery/checkpointing",
     ],
     "gallery_dirs": [
         "labs/idea",
@@ -81,6 +83,7 @@ sphinx_gallery_conf = {
         "labs/setup",
         "labs/debugging",
         "labs/performance",
+        "labs/checkpointing",
     ],
     "filename_pattern": r"/plot_",
     "within_subsection_order": "FileNameSortKey",

@@ -12,7 +12,7 @@ author = copyright = book.author
 language = book.language
 
 extensions = ["myst_parser", "sphinx_design", "lab_embed", "lanes", "figures", "measured"]
-extensions += ["explorers", "math_svg", "decks"]
+extensions += ["explorers", "interval_calculator", "math_svg", "decks"]
 exclude_patterns = ["_static"]
 myst_enable_extensions = book.myst_enable_extensions
 html_math_renderer = book.html_math_renderer

@@ -9,11 +9,13 @@ the same command again; 2 refused, and one line of rank 0 says why; 1 a crash.
 """
 
 import argparse
+import atexit
 import math
 import os
 import signal
 import sys
 import time
+import warnings
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -26,9 +28,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, StackDataset, Subset
 
+try:
+    from ddplab.checkpoint import CheckpointError, CheckpointManager
+except ImportError:  # the kit is not installed
+    from checkpoint import CheckpointError, CheckpointManager  # its file, copied beside this
+
 REFUSED, SAVED = 2, 75  # 75 is EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
 signals = []  # SIGTERM and SIGUSR1 as they come; torchrun sends each twice
-last_work = []  # kept until Python ends: gloo can abort if its own thread drops it last
+kept = []  # the last work and the group, until all else is gone: see leave()
 
 
 def setup_ddp():
@@ -63,8 +70,12 @@ def say(text, file=None, end="\n"):
 
 def leave(code):
     """End the program, on all ranks together."""
-    last_work.append(dist.all_reduce(torch.zeros(1), async_op=True))
-    last_work[-1].wait()
+    kept.append(dist.all_reduce(torch.zeros(1), async_op=True))
+    kept[0].wait()
+    # gloo's threads may still have something to drop, for which they need Python's lock. The
+    # group waits for them when it goes: not in the hands of DDP, which would hold that lock.
+    kept.append(dist.group.WORLD)
+    atexit.register(kept.clear)
     dist.destroy_process_group()
     sys.exit(code)
 
@@ -120,7 +131,7 @@ def parse_flags(device):
     add("--seed", type=int, default=0)
     usual = "bf16" if device.type == "cuda" else "fp32"
     add("--precision", choices=["fp32", "bf16", "fp16"], default=usual)
-    add("--out", type=Path, default="runs/train", help="folder of the checkpoint")
+    add("--out", type=Path, default="runs/train", help="folder of the checkpoints")
     add("--resume", choices=["auto", "must", "never"], default="auto")
     add("--log-every", type=int, default=10)
     add("--save-every", type=int, default=50, help="steps between saves and evaluations")
@@ -209,45 +220,37 @@ def batches(train, loader, args, step):
         epoch, done = epoch + 1, 0
 
 
-def save(path, parts, step, config):
-    """Replace the checkpoint: a run killed at any moment leaves the old one or the new one."""
-    gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    rngs = [None] * dist.get_world_size()  # what drives dropout is all that differs by rank
-    dist.all_gather_object(rngs, (torch.get_rng_state(), gpu))
-    with agreed():
-        if dist.get_rank() == 0:
-            state = {name: part.state_dict() for name, part in parts.items()}
-            draft = path.with_suffix(".tmp")
-            with open(draft, "wb") as file:
-                torch.save({**state, "step": step, "config": config, "rngs": rngs}, file)
-                file.flush()
-                os.fsync(file.fileno())  # the bytes are on the disk before the name is
-            os.replace(draft, path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            os.fsync(folder)  # and now the name is
-            os.close(folder)
-
-
-def resume(path, parts, config):
-    """Take up what an earlier run left at this path; return its step."""
+@contextmanager
+def checkpointing():
+    """All ranks leave if one cannot save or load: the manager tells all of them why."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        was, rngs = state["config"], state["rngs"]
-    except Exception as error:
-        reason = str(error).split("\n")[0]
-        refuse(f"{path} cannot be read, --resume never begins anew ({reason})")
-    for name, now in config.items():
-        if was.get(name) != now:
-            refuse(f"{path} is of another run: {name} was {was.get(name)} and is {now}")
-    for name, part in parts.items():
-        part.load_state_dict(state[name])
-    if len(rngs) == dist.get_world_size():
-        cpu, gpu = rngs[dist.get_rank()]
-        torch.set_rng_state(cpu)
-        if gpu is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(gpu)
-    say(f"resumed after step {state['step']} from {path}, saved by {len(rngs)} ranks")
-    return state["step"]
+        yield
+    except CheckpointError as error:
+        say(f"train.py: {' '.join(str(error).split())}", sys.stderr)
+        leave(REFUSED)
+
+
+def resume(args, manager, state, any_loss):
+    """Load what an earlier run left in the folder; return its step and unprinted losses."""
+    with checkpointing():  # of the newest that is whole the flags: they tell if the rest fits
+        found = manager.load() if args.resume != "never" else None
+    with agreed():
+        there = list(args.out.glob("step-*.pt"))
+        if args.resume == "never":
+            for path in there if dist.get_rank() == 0 else ():
+                path.replace(path.with_suffix(".old"))  # or they would be newer than ours
+        elif not found and (there or args.resume == "must"):
+            refuse(f"--resume {args.resume}: there is no whole checkpoint in {args.out}")
+        for name, now in state["config"].items() if found else ():
+            if (was := found["config"].get(name)) != now:
+                refuse(f"{args.out} is of another run: {name} was {was} and is {now}")
+    if not found:
+        return 0, 0.0, 0
+    with checkpointing():
+        manager.load(state, step=found["step"], warm_up=any_loss)
+    step, ranks = found["step"], found["world_size"]
+    say(f"resumed after step {step} from {args.out}, saved by {ranks} ranks")
+    return step, found["total"], found["count"]
 
 
 def predict(model, batch, device, autocast):
@@ -281,6 +284,8 @@ def evaluate(model, valid, loader, device, autocast):
 @record  # torchrun's report then has the traceback of the rank that crashed first
 def main():
     """Train."""
+    warnings.formatwarning = lambda text, *_: f"train.py: warning: {text}\n"
+    warnings.simplefilter("once", UserWarning)
     device = setup_ddp()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with agreed():
@@ -305,19 +310,6 @@ def main():
     autocast = partial(torch.autocast, device.type, half, enabled=args.precision != "fp32")
     torch.manual_seed(args.seed + 1 + rank)  # other samples, other dropout
 
-    # A checkpoint belongs to this run if nothing that changes the numbers is different.
-    free = ["out", "resume", "log_every", "save_every", "workers", "profile", "accumulate"]
-    config = {name: value for name, value in vars(args).items() if name not in free}
-    config["data"] = [tensor.sum().item() for tensor in train.datasets.values()]
-    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
-    path, step = args.out / "checkpoint.pt", 0
-    found = any_rank(args.resume != "never" and path.exists())
-    with agreed():
-        if found:
-            step = resume(path, parts, config)
-        elif args.resume == "must":
-            refuse(f"--resume must: there is no {path}")
-
     # The wrapper trains, the model is saved: no name in a checkpoint begins with "module."
     gpus = [device] if device.type == "cuda" else None
     ddp = DistributedDataParallel(model, gpus, gradient_as_bucket_view=True)
@@ -325,6 +317,20 @@ def main():
     # An epoch's start draws a number: from this generator, so not from the one of dropout.
     how = {"generator": torch.Generator(), "pin_memory": bool(gpus)}
     loader = partial(DataLoader, batch_size=micro, num_workers=args.workers, **how)
+
+    # A checkpoint belongs to this run if nothing that changes the numbers is different.
+    free = ["out", "resume", "log_every", "save_every", "workers", "profile", "accumulate"]
+    config = {name: value for name, value in vars(args).items() if name not in free}
+    config["data"] = [tensor.sum().item() for tensor in train.datasets.values()]
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    state["config"], manager = config, CheckpointManager(args.out, keep=3)
+
+    def any_loss():  # of a first backward, behind which DDP rebuilds its buckets
+        batch = next(batches(train, loader, args, 0))
+        return cross_entropy(*predict(ddp, batch, device, autocast))
+
+    step, total, count = resume(args, manager, state, any_loss)
+    total = torch.tensor(total if rank == 0 else 0.0, device=device)
     data = batches(train, loader, args, step)
     trace = nullcontext()
     if args.profile:
@@ -335,7 +341,7 @@ def main():
     shares = f"{ranks} ranks × {args.accumulate} micro-batches × {micro} samples"
     say(f"{device.type}, {args.precision}: {args.steps} steps of {shares}")
     terminal = 72 if sys.stdout.isatty() else 0  # columns, for lines that go over one another
-    total, begun, began = torch.zeros((), device=device), step, time.perf_counter()
+    begun, began = step, time.perf_counter()
     with trace:
         while step < args.steps:
             for left in reversed(range(args.accumulate)):
@@ -355,11 +361,11 @@ def main():
                 scheduler.step()
             if args.profile:
                 trace.step()
-            step += 1
+            step, count = step + 1, count + 1
             stop, done = any_rank(signals), step == args.steps
             if step % args.log_every == 0 or done:
                 dist.all_reduce(total)  # until now each rank knows the loss of its share only
-                loss = total.item() / ranks / (step - begun)
+                loss = total.item() / ranks / count
                 if not math.isfinite(loss):
                     with agreed():  # better than to save over the last good checkpoint
                         refuse(f"the loss is {loss} at step {step}")
@@ -368,18 +374,22 @@ def main():
                 if terminal:
                     line = f"{'█' * (20 * step // args.steps):░<20} {line}"
                 say(line.ljust(terminal), end="\r" if terminal else "\n")
-                total, begun, began = torch.zeros_like(total), step, time.perf_counter()
+                total, count, begun, began = total * 0, 0, step, time.perf_counter()
             if step % args.save_every == 0 or stop or done:
                 paused = time.perf_counter()
-                save(path, parts, step, config)
+                if done or not stop:  # before the save: a run killed here says it when resumed
+                    loss, right = evaluate(model, valid, loader, device, autocast)
+                    line = f"step {step:5}  validation loss {loss:.4f}  accuracy {right:.1%}"
+                    say(line.ljust(terminal))
+                dist.all_reduce(total)
+                total *= rank == 0  # which keeps the sum of all ranks, here and in the file
+                with checkpointing():
+                    manager.save({**state, "total": total.item(), "count": count}, step)
                 if stop and not done:
                     say(f"stopped by a signal and saved after step {step}: start me again")
                     leave(SAVED)
-                loss, right = evaluate(model, valid, loader, device, autocast)
-                line = f"step {step:5}  validation loss {loss:.4f}  accuracy {right:.1%}"
-                say(line.ljust(terminal))
                 began += time.perf_counter() - paused
-    say(f"complete after step {step}: {path}")
+    say(f"complete after step {step}: {args.out}")
     leave(0)
 
 

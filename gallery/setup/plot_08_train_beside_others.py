@@ -93,7 +93,7 @@ def worker(recipes, out, contenders):
         nonlocal began
         answer = ask(mine)
         times["train.py"].append(now() - began)
-        if not others:  # train.py asks for the first time before it trains
+        if not others:  # train.py asks for the first time after its first step
             args = train.parse_flags(device())
             for contender in contenders:
                 data, _, model = train.from_text(args)

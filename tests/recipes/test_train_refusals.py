@@ -1,12 +1,13 @@
 """What train.py cannot do it says in one line, on rank 0, and every rank leaves with code 2."""
 
+import hashlib
 import resource
 import textwrap
 
 import pytest
 import torch
 
-from trainer import TINY, TRAIN, call, checkpoint, start, train
+from trainer import TINY, TRAIN, call, checkpoint, files, start, train
 
 
 def refusal(ranks: int, *args: object, how=call, **options) -> str:
@@ -14,7 +15,7 @@ def refusal(ranks: int, *args: object, how=call, **options) -> str:
     assert [first.code, *(other.code for other in others)] == [2] * ranks, first.err
     assert all(other.out == other.err == "" for other in others)
     assert first.err.count("\n") == 1, first.err
-    assert first.err.startswith("train.py: error on rank ")
+    assert first.err.startswith("train.py: ")
     return first.err
 
 
@@ -53,32 +54,54 @@ def test_a_data_file_that_one_rank_cannot_see(tmp_path):
 
 def test_checkpoints_that_do_not_fit(tmp_path):
     same = [*TINY, "--steps", 2, "--out", tmp_path]
-    train(1, *same)
-    path, whole = tmp_path / "checkpoint.pt", (tmp_path / "checkpoint.pt").read_bytes()
+    train(2, *same)
+    (path,) = files(tmp_path)
+    whole = path.read_bytes()
 
     assert "is of another run: width was 16 and is 32" in refusal(2, *same, "--width", 32)
     text = tmp_path / "other.txt"
     text.write_text("other text " * 300)
-    assert "is of another run: data was" in refusal(1, *same, "--data", text)
+    assert "is of another run: data was" in refusal(2, *same, "--data", text)
     assert path.read_bytes() == whole
 
+    train(2, *TINY, "--steps", 2, "--width", 32, "--out", tmp_path / "wide")
+    content = torch.load(files(tmp_path / "wide")[0])  # of a program that was changed: its flags are the same
+    content["values"]["config"] = torch.load(path)["values"]["config"]
+    torch.save(content, path)
+    path.write_bytes((saved := path.read_bytes()) + f"\nsha256 {hashlib.sha256(saved).hexdigest()}\n".encode())
+    said = refusal(2, *same)
+    assert f"{path}: does not fit, nothing was loaded: " in said
+    assert "model" in said
+    assert "(51, 32) instead of float32 (51, 16)" in said
+
     path.write_bytes(whole[: len(whole) // 2])
-    assert "cannot be read, --resume never begins anew" in refusal(2, *same)
-    torch.save({"weights": torch.ones(3)}, path)
-    assert "cannot be read, --resume never begins anew ('config')" in refusal(1, *same)
+    for resume in ("auto", "must"):
+        one, other = call(2, *same, "--resume", resume)
+        assert (one.code, other.code, one.out, other.err) == (2, 2, "", "")
+        warning, error = one.err.splitlines()
+        assert warning.startswith(f"train.py: warning: skipped a checkpoint: {path}: torn")
+        assert error.endswith(f"--resume {resume}: there is no whole checkpoint in {tmp_path}")
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     same = [*TINY, "--steps", 3, "--save-every", 1]
-    train(1, *same, "--out", tmp_path, "--steps", 1)
-    whole = (tmp_path / "checkpoint.pt").read_bytes()
+    train(2, *same, "--out", tmp_path)
+    path, *later = files(tmp_path)
+    for newer in later:
+        newer.unlink()
+    whole = path.read_bytes()
 
     def few_bytes():
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
-    said = refusal(2, *same, "--out", tmp_path, "--resume", "never", how=start, preexec_fn=few_bytes)
-    assert "File too large" in said or "PytorchStreamWriter" in said or "unexpected pos" in said
-    assert (tmp_path / "checkpoint.pt").read_bytes() == whole
+    one, other = start(2, *same, "--out", tmp_path, preexec_fn=few_bytes)
+    assert (one.code, other.code, other.err) == (2, 2, "")
+    assert one.err.count("\n") == 1
+    assert one.err.startswith("train.py: rank 0: ")
+    assert one.err.endswith("OSError: [Errno 27] File too large\n")
+    assert files(tmp_path) == [path]
+    assert path.read_bytes() == whole
+    assert "resumed after step 1" in train(2, *same, "--out", tmp_path)
 
 
 def test_a_loss_that_is_no_number_is_not_saved(tmp_path):

@@ -1,15 +1,19 @@
 """train.py stops on a signal that any rank gets, and goes on as if it had never stopped."""
 
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
-from trainer import TINY, TRAIN, checkpoint, losses, start, tensors, train
+from ddplab import checkpoint as manager
+from trainer import TINY, TRAIN, call, checkpoint, curve, files, live, losses, same_bits, start, train
 
 STEPS_PER_EPOCH = 21  # of 3,000 letters, in samples of 16, nine tenths of them in steps of 8
 SIGNALLED = """
@@ -61,25 +65,99 @@ def test_stopped_within_an_epoch_it_ends_bit_for_bit_as_if_it_never_had(same, si
     rest = train(2, *same, "--out", tmp_path / "twice")
     assert rest.startswith("resumed after step 13")
     assert losses(rest) == losses(whole)[13:]
-    once, twice = (tensors(checkpoint(tmp_path / name)) for name in ("whole", "twice"))
-    assert len(once) > 40  # weights, two moments of each, RNGs
-    assert once.keys() == twice.keys()
-    for name, value in once.items():
-        assert value.equal(twice[name]), name
+    same_bits(tmp_path / "whole", tmp_path / "twice")
     assert checkpoint(tmp_path / "whole")["scaler"] == checkpoint(tmp_path / "twice")["scaler"]
 
     again = train(2, *same, "--out", tmp_path / "twice")
     assert "complete after step 30" in again
     assert not losses(again)
 
-    alone = train(1, *same, "--out", tmp_path / "alone")  # on another number of ranks it goes on as well
-    assert alone.startswith("resumed after step 13")
+    (alone,) = call(1, *same, "--out", tmp_path / "alone")  # on another number of ranks it goes on as well
+    assert alone.out.startswith("resumed after step 13")
+    assert alone.out.splitlines()[0].endswith("saved by 2 ranks")
+    assert alone.err.count("\n") == alone.err.count("saved by 2 ranks, loaded by 1") == 1  # though two loads see it
     assert checkpoint(tmp_path / "alone")["step"] == STEPS_PER_EPOCH + 9
 
 
-def test_resume_never_begins_anew(same, tmp_path):
-    first = train(1, *same, "--out", tmp_path, "--steps", 2)
-    assert losses(train(1, *same, "--out", tmp_path, "--steps", 2, "--resume", "never")) == losses(first)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_killed_anywhere_it_makes_the_same_curve_and_the_same_bits(same, ranks, tmp_path):
+    """KILLS=n kills that often for each number of ranks; the last checkpoint is never lost."""
+    same += ["--batch", 12, "--log-every", 2, "--save-every", 3]  # a save cuts a mean of two in two
+    draw, kills = random.Random(ranks), int(os.environ.get("KILLS", 2))
+    whole, log = tmp_path / "whole", tmp_path / "log"
+    began = time.monotonic()
+    said = curve(train(ranks, *same, "--out", whole))
+    seconds = time.monotonic() - began
+    assert len(said) == 15 + 10
+
+    out, saved, killed = tmp_path / "0", 0, 0
+    for n in range(kills + 1):
+        kill, when = ("file", draw.randint(1, 30)) if n % 2 == 0 else ("all", draw.uniform(0, seconds))
+        if n == kills:
+            kill, when = "all", 0  # a timer of 0 seconds never goes off
+        log.write_text("")
+        ended = live(ranks, log, kill, when, *same, "--out", out)
+        lines = log.read_text()
+        with (tmp_path / f"{out.name}.log").open("a") as story:
+            story.write(lines)
+        resumed = re.match(r"resumed after step (\d+)", lines)
+        if "ranks ×" in lines:  # it began to train, from no earlier than its last save
+            assert (int(resumed[1]) if resumed else 0) >= saved
+        reached = [int(step) for step in re.findall(r"step +(\d+)  loss", lines)]
+        saved = max([saved, *((step - 1) // 3 * 3 for step in reached)])
+        if ended:
+            told = curve((tmp_path / f"{out.name}.log").read_text())
+            assert set(told) == set(said)
+            same_bits(whole, out)
+            assert len(files(out)) == 3
+            out, saved = tmp_path / str(n + 1), 0
+        else:
+            killed += 1
+    assert killed
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(same, damage, tmp_path):
+    same += ["--save-every", 10, "--out", tmp_path]
+    first = train(2, *same)
+    shutil.copytree(tmp_path, tmp_path / "whole")
+    path, whole = files(tmp_path)[-1], files(tmp_path)[-1].read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + (b"" if damage == "torn" else bytes([whole[middle] ^ 1]) + whole[middle + 1 :]))
+    one, other = call(2, *same)
+    assert (one.code, other.code, other.err) == (0, 0, "")
+    assert re.fullmatch(rf"train.py: warning: skipped a checkpoint: {path}: .+\n", one.err)
+    assert one.out.startswith("resumed after step 20")
+    assert losses(one.out) == losses(first)[20:]
+    same_bits(tmp_path, tmp_path / "whole")  # it was saved anew
+
+
+def test_resume_never_begins_anew_and_sets_aside_what_was_there(same, tmp_path):
+    same += ["--out", tmp_path, "--save-every", 1]
+    first = train(2, *same, "--steps", 4)
+    told = [path.read_bytes() for path in files(tmp_path)]
+    again = start(2, *same, "--steps", 4, "--resume", "never")
+    assert losses(again[0].out) == losses(first)
+    assert [path.read_bytes() for path in sorted(tmp_path.glob("*.old"))] == told
+    assert "resumed after step 4" in train(2, *same, "--steps", 4)
+
+
+def test_it_runs_with_the_managers_file_beside_it_in_place_of_the_kit(tmp_path):
+    shutil.copy(TRAIN, tmp_path)
+    shutil.copy(manager.__file__, tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("some text " * 100)
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['ddplab'] = None  # is not installed")
+    run = [*TINY, "--data", text, "--out", tmp_path / "out"]
+    first, second = (
+        start(1, *run, "--steps", 2, program=tmp_path / "train.py", env={"PYTHONPATH": str(tmp_path)})[0] for _ in "12"
+    )
+    assert "complete after step 2" in first.out, first.err
+    assert second.out.startswith("resumed after step 2")
+    (tmp_path / "checkpoint.py").unlink()
+    (alone,) = start(1, *run, program=tmp_path / "train.py", env={"PYTHONPATH": str(tmp_path)})
+    assert "# its file, copied beside this" in alone.err
+    assert alone.err.endswith("No module named 'checkpoint'\n")
 
 
 def test_a_signal_to_torchrun_reaches_the_ranks(tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ddplab import launch
+from ddplab import LaunchError, launch
 from ddplab.recipes import FOLDER
 
 TRAIN = FOLDER / "train.py"
@@ -42,6 +42,7 @@ def start(ranks: int, *args: object, program: Path = TRAIN, slurm: bool = False,
         meet = {"OMP_NUM_THREADS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": str(os.getpid())}
         words = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS"}
     env = {**os.environ, **meet, **options.pop("env", {})}
+    env["PYTHONPATH"] = f"{env.get('PYTHONPATH', '')}:{FOLDER.parent}"  # the kit, whatever else is to be found
     processes = [
         subprocess.Popen(
             [sys.executable, str(program), *map(str, args)],
@@ -94,6 +95,50 @@ def call(ranks: int, *args: object) -> list[Rank]:
     return [Rank(*end) for end in ended]
 
 
+def live(ranks: int, log: Path, kill: str, when: float, *args: object) -> bool:
+    """The same until it is killed; what rank 0 says is added to the log. Returns whether it came to its end.
+
+    ``kill``: "all", every rank after ``when`` seconds, wherever it is; "file", rank 0 before the whole number ``when``
+    of what it does with the files of checkpoints (open, rename, remove), and the others when they have missed it.
+    """
+
+    def worker(folder, log, kill, when, args):
+        import os  # the worker travels by value
+        import signal
+        import sys
+
+        sys.path.insert(0, folder)
+        import train
+
+        def before_a_file(event, args):
+            nonlocal when
+            if event in ("open", "os.rename", "os.remove") and "step-" in str(args[0]):
+                when -= 1
+                if when == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        if kill == "all":
+            signal.setitimer(signal.ITIMER_REAL, when)  # no handler: the kernel ends the process, as SIGKILL does
+        elif os.environ["RANK"] == "0":
+            sys.addaudithook(before_a_file)
+        sys.argv = ["train.py", *args]
+        with open(log, "a") as file, contextlib.redirect_stdout(file):
+            try:
+                train.main.__wrapped__()
+            except SystemExit as end:
+                return end.code
+
+    options = {"init": False, "quiet": True, "timeout_s": 90}
+    try:
+        codes = launch(worker, ranks, str(FOLDER), str(log), kill, when, [str(arg) for arg in args], **options)
+    except LaunchError as death:
+        if "was killed by SIG" not in str(death):
+            raise
+        return False
+    assert codes == [0] * ranks
+    return True
+
+
 def train(ranks: int, *args: object, how=call, **options) -> str:
     """What rank 0 says in a run that completes, while the others are silent."""
     first, *others = how(ranks, *args, **options)
@@ -111,8 +156,15 @@ def validation(said: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"validation loss (\S+)", said)]
 
 
+def files(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    return sorted(folder.glob("step-*.pt"))
+
+
 def checkpoint(folder: Path) -> dict:
-    return torch.load(folder / "checkpoint.pt", weights_only=True)
+    """The newest one as plain torch reads it: state of each part, flags, step, generators of each rank."""
+    content = torch.load(files(folder)[-1], weights_only=True)
+    return {**content.pop("objects"), **content.pop("values"), **content}
 
 
 def tensors(state: object, name: str = "") -> dict[str, torch.Tensor]:
@@ -126,3 +178,17 @@ def tensors(state: object, name: str = "") -> dict[str, torch.Tensor]:
     else:
         return {}
     return {key: value for part, one in items for key, value in tensors(one, f"{name}/{part}").items()}
+
+
+def same_bits(one: Path, other: Path) -> None:
+    """The newest checkpoints of two folders hold the same weights, moments of Adam, and generators."""
+    once, twice = (tensors(checkpoint(folder)) for folder in (one, other))
+    assert len(once) > 40
+    assert once.keys() == twice.keys()
+    for name, value in once.items():
+        assert value.equal(twice[name]), name
+
+
+def curve(said: str) -> list[str]:
+    """What a run says of its losses, without its speed."""
+    return re.findall(r"step +\d+  (?:loss \S+|validation .+)", said)

@@ -21,6 +21,7 @@ PAGES = [
     "errors.html",
     "diagnose.html",
     "performance.html",
+    "checkpointing.html",
     "claims.html",
     "edition.html",
     "glossary.html",

@@ -1,0 +1,230 @@
+"""
+Another world size, another wrapper
+===================================
+
+A checkpoint that DCP wrote with W ranks is read with W′, from DDP into FSDP2 and back.
+This lab fills the whole matrix, compares bit for bit, shows who writes which bytes, and what is lost in silence.
+It serves :ref:`checkpointing-reshard`.
+"""
+
+# %%
+# Names that do not depend on the wrapper
+# ---------------------------------------
+# ``get_state_dict`` names weights *and* Adam's moments by the module that they belong to, without ``module.`` and without numbers of parameters.
+# DCP stores under such a name the shape, and which piece of it lies where in which file; a reader asks for the pieces that it needs.
+
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import device, launch, record
+from ddplab.plotting import RANK_COLORS, describe, subplots
+
+WRAPPERS, WRITERS, READERS = ("DDP", "FSDP2"), (1, 2, 3, 4), (1, 2, 3)
+
+
+def build(wrapper, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5)).to(device())
+    model = DistributedDataParallel(model) if wrapper == "DDP" else fully_shard(model)
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def state_of(model, optimizer, whole=False):
+    options = StateDictOptions(full_state_dict=whole)
+    weights, moments = get_state_dict(model, optimizer, options=options)
+    return {"model": weights, "optimizer": moments}
+
+
+def write(folder):
+    for wrapper in WRAPPERS:
+        model, optimizer = build(wrapper, seed=0)
+        own = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(3):
+            optimizer.zero_grad()
+            x = torch.randn(4, 7, generator=own).to(device())
+            model(x).square().mean().backward()
+            optimizer.step()
+        name = f"{wrapper} {dist.get_world_size()}"
+        dcp.save(state_of(model, optimizer), checkpoint_id=f"{folder}/{name}")
+        whole = state_of(model, optimizer, whole=True)
+        if dist.get_rank() == 0:
+            torch.save(whole, f"{folder}/{name}.pt")
+
+
+# %%
+# Sizes are odd on purpose: 13 rows and 5 rows over 4 ranks leave ranks with fewer rows, and one with none.
+# A reader's tensors are overwritten with -1 before each load, so nothing is equal by chance.
+
+
+def read(folder):
+    equal = {}
+    for into in WRAPPERS:
+        model, optimizer = build(into, seed=99)
+        for path in sorted(p for p in Path(folder).iterdir() if p.is_dir()):
+            state = state_of(model, optimizer)  # anew: set_state_dict renames in it
+            for value in filter(torch.is_tensor, flat(state).values()):
+                value.detach().fill_(-1)
+            dcp.load(state, checkpoint_id=path)
+            set_state_dict(
+                model,
+                optimizer,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+            )
+            found = flat(state_of(model, optimizer, whole=True))
+            wanted = flat(torch.load(f"{path}.pt"))
+            assert found.keys() == wanted.keys()
+            equal[path.name, into] = all(same(found[k], wanted[k]) for k in wanted)
+    return equal
+
+
+def flat(value, name=""):
+    if not isinstance(value, dict):
+        return {name: value}
+    return {n: v for key in value for n, v in flat(value[key], f"{name}{key} ").items()}
+
+
+def same(a, b):
+    return torch.equal(a.cpu(), b.cpu()) if torch.is_tensor(b) else a == b
+
+
+store = tempfile.TemporaryDirectory()
+cells = {}
+for world in WRITERS:
+    launch(write, world, store.name, quiet=True)
+for world in READERS:
+    results = launch(read, world, store.name, quiet=True)
+    for saved, into in results[0]:
+        cells[saved, f"{into} {world}"] = all(r[saved, into] for r in results)
+
+saved = [f"{wrapper} {world}" for wrapper in WRAPPERS for world in WRITERS]
+reads = [f"{wrapper} {world}" for wrapper in WRAPPERS for world in READERS]
+print("saved by ↓ read by → " + " ".join(f"{side:8}" for side in reads))
+for side in saved:
+    marks = ("equal" if cells[side, into] else "DIFFERS" for into in reads)
+    print(f"{side:21}" + " ".join(f"{mark:8}" for mark in marks))
+assert len(cells) == len(saved) * len(reads)
+assert all(cells.values())
+record(cells=len(cells), equal=sum(cells.values()))
+
+# %%
+# Who writes what
+# ---------------
+# DDP's tensors are the same on every rank, so each is written once, by the rank that has been given the fewest bytes so far.
+# FSDP2's shards are written by the ranks that hold them, and each shard is an entry of its own.
+
+entries, rows = {}, {}
+for side in saved:
+    path = Path(store.name, side)
+    metadata = dcp.FileSystemReader(path).read_metadata()
+    entries[side] = len(metadata.storage_data)
+    rows[side] = metadata.state_dict_metadata["model.0.weight"].chunks
+    shares = [(path / f"__{rank}_0.distcp").stat().st_size for rank in range(int(side[-1]))]
+    print(f"{side:8}{entries[side]:4} entries, bytes by rank {shares}")
+assert entries["DDP 1"] == entries["DDP 4"] < entries["FSDP2 4"]
+dcp_to_torch_save(Path(store.name, "FSDP2 4"), f"{store.name}/converted.pt")
+converted, wanted = (
+    flat(torch.load(f"{store.name}/{f}.pt")) for f in ("converted", "FSDP2 4")
+)
+assert converted.keys() == wanted.keys()
+assert all(same(converted[k], wanted[k]) for k in wanted)
+print("one file made of FSDP2 4 by dcp_to_torch_save: equal")
+
+# %%
+# On the right, the rows of one weight as the files hold them: to read the first of three shards, a rank needs two files of four.
+
+fig, (grid, bars) = subplots(1, 2, height_in=3.0, width_ratios=(1, 1.15))
+describe(
+    fig,
+    "Matrix of saved against read, all equal; rows of one weight in the files of 1 to 4 ranks",
+)
+grid.pcolormesh(
+    range(len(reads)),
+    range(len(saved)),
+    [[cells[a, b] for b in reads] for a in saved],
+    cmap="Greens",
+    vmin=0,
+    vmax=3,
+)
+grid.invert_yaxis()
+for (side, into), equal in cells.items():
+    mark = {"ha": "center", "va": "center", "s": "=" if equal else "≠"}
+    grid.text(reads.index(into), saved.index(side), **mark)
+grid.set_xticks(range(len(reads)), reads, rotation=90)
+grid.set_yticks(range(len(saved)), saved)
+grid.set(xlabel="read by", ylabel="saved by")
+for world in WRITERS:
+    for rank, chunk in enumerate(rows[f"FSDP2 {world}"]):
+        bars.barh(
+            world, chunk.sizes[0], left=chunk.offsets[0], color=RANK_COLORS[rank], ec="w"
+        )
+        bars.text(
+            chunk.offsets[0] + chunk.sizes[0] / 2,
+            world,
+            rank,
+            ha="center",
+            va="center",
+            color="w",
+        )
+bars.set(xlabel="row of 0.weight", ylabel="ranks that saved (FSDP2)", yticks=WRITERS)
+bars.set_title("number: the rank whose file holds it", fontsize=9.5)
+
+# %%
+# What does not survive
+# ---------------------
+# What is different on every rank under one name counts as the same thing: it is saved once.
+# Under names of their own the values are kept, and a new rank finds none.
+
+
+def own_values(folder):
+    rank = dist.get_rank()
+    generator = torch.Generator().manual_seed(rank).get_state()
+    dcp.save({"rng": generator, f"rng of {rank}": generator}, checkpoint_id=folder)
+    found = {"rng": torch.zeros_like(generator)}
+    dcp.load(found, checkpoint_id=folder)
+    return generator, found["rng"]
+
+
+def own_value_of_a_new_rank(folder):
+    rank = dist.get_rank()
+    try:
+        dcp.load({f"rng of {rank}": torch.get_rng_state()}, checkpoint_id=folder)
+    except dcp.api.CheckpointException as error:
+        return str(error).strip().splitlines()[-1]
+
+
+with tempfile.TemporaryDirectory() as folder:
+    before, after = zip(*launch(own_values, 2, folder, quiet=True), strict=True)
+    for rank, value in enumerate(after):
+        whose = [r for r in (0, 1) if torch.equal(value, before[r])]
+        print(f"rank {rank} saved its own generator and loads that of rank {whose[0]}")
+    print("rank 2 of 3:", launch(own_value_of_a_new_rank, 3, folder, quiet=True)[2])
+assert torch.equal(*after)
+assert not torch.equal(*before)
+store.cleanup()
+
+# %%
+# What to notice
+# --------------
+#
+# - :measured:`resharding.equal` of :measured:`resharding.cells` cells are equal bit for bit, weights and Adam's moments, in every direction.
+# - The number of ranks is nowhere in the content: a reader names what it has, and gets the pieces that cover it.
+# - A generator, a position in the data, whatever each rank has for itself is not a piece of anything; DCP keeps one, and says nothing.
+#
+# What this does not mean
+# -----------------------
+#
+# That training goes on bit for bit with another number of ranks: the batch is cut otherwise, and sums have another order.

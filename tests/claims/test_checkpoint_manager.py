@@ -1,0 +1,392 @@
+"""What a checkpoint holds, what survives a kill, and what is refused."""
+
+import hashlib
+import os
+import random
+import re
+import resource
+import signal
+import time
+import warnings
+from multiprocessing import RawArray
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from proof import proves
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddplab import device, launch
+from ddplab.checkpoint import CheckpointError, CheckpointManager
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).to(device())
+
+
+def step(model, optimizer=None):
+    """One step on data of this rank."""
+    loss = model(torch.randn(5, 6).to(device())).square().mean()
+    loss.backward()
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def save(folder, *steps):
+    for number in steps:
+        CheckpointManager(folder).save({"model": DDP(network())}, number)
+
+
+def seal(path):
+    """Behind the bytes of a file, the line that makes them whole for the manager."""
+    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_bytes(path.read_bytes() + f"\nsha256 {checksum}\n".encode())
+
+
+def weights(model):
+    return [tensor.tolist() for tensor in model.state_dict().values()]
+
+
+# -- what a state is ----------------------------------------------------------------------------------
+
+
+@proves("ckpt-adam-is-twice-the-model")
+def test_adam_keeps_two_numbers_for_each_parameter():
+    """After a step its state has two tensors of the shape of each parameter, equal on all ranks, and a step count."""
+
+    def worker():
+        model = DDP(network())
+        optimizer = torch.optim.AdamW(model.parameters())
+        torch.manual_seed(dist.get_rank())
+        step(model, optimizer)
+        state = [tensor for entry in optimizer.state.values() for tensor in entry.values()]
+        shaped = [tensor.tolist() for tensor in state if tensor.dim() > 0]
+        sizes = [sum(t.nbytes for t in tensors) for tensors in (model.parameters(), state)]
+        return sizes, len(state), shaped
+
+    (sizes, count, shaped), other = launch(worker, 2)
+    assert count == 3 * 6  # six parameters: two moments and a count each
+    assert sizes[1] == 2 * sizes[0] + 4 * 6
+    assert other == (sizes, count, shaped)
+
+
+@proves("ckpt-buffers-of-rank-0")
+def test_buffers_differ_after_a_step_and_the_next_forward_copies_those_of_rank_0(tmp_path):
+    """So a checkpoint with rank 0's buffers resumes to the same numbers as the run that went on."""
+
+    def worker(folder):
+        model = DDP(network())
+        torch.manual_seed(dist.get_rank())
+        step(model)
+        after = model.module[1].running_mean.tolist()
+        CheckpointManager(folder).save({"model": model}, 1)
+        resumed = DDP(network(1))
+        CheckpointManager(folder).load({"model": resumed})
+        batch = torch.full((5, 6), float(dist.get_rank())).to(device())
+        ends = []
+        for run in (model, resumed):
+            out = run(batch).tolist()
+            ends.append((out, run.module[1].running_mean.tolist()))
+        return after, ends
+
+    (first, ends), (second, other_ends) = launch(worker, 2, str(tmp_path))
+    assert first != second
+    assert ends[0] == ends[1]
+    assert other_ends[0] == other_ends[1]
+
+
+@proves("ckpt-each-rank-its-generators")
+def test_each_rank_gets_its_own_random_numbers_back(tmp_path):
+    """Torch, Python and numpy go on on each rank where that rank was, and ranks differ."""
+
+    def worker(folder):
+        import numpy
+
+        def draw():
+            return torch.rand(3).tolist(), random.random(), float(numpy.random.rand())
+
+        for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+            seed(10 + dist.get_rank())
+        draw()
+        CheckpointManager(folder).save({}, 1)
+        expected = draw()
+        draw()
+        CheckpointManager(folder).load()
+        return expected, draw()
+
+    results = launch(worker, 3, str(tmp_path))
+    assert all(expected == found for expected, found in results)
+    assert len({str(found) for _, found in results}) == 3
+
+
+@proves("ckpt-no-module-in-names")
+def test_a_checkpoint_of_ddp_loads_without_ddp(tmp_path):
+    """No name in the file begins with ``module.``, and a plain model takes it."""
+    launch(save, 2, str(tmp_path), 1)
+    content = torch.load(tmp_path / "step-00000001.pt")["objects"]["model"]
+    plain = network(1)
+    plain.load_state_dict({name: tensor.to(device()) for name, tensor in content.items()})
+    assert weights(plain) == weights(network())
+
+
+@proves("ckpt-loads-on-other-world-sizes")
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_two_ranks_saved_other_numbers_of_ranks_load(tmp_path, ranks):
+    """Every rank has the same weights, and the moments of Adam, bit for bit."""
+
+    def run(folder, load):
+        model = DDP(network(int(load)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        manager, state = CheckpointManager(folder), {"model": model, "optimizer": optimizer}
+        if load:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                manager.load(state)
+        else:
+            step(model, optimizer)
+            manager.save(state, 1)
+        moments = [entry["exp_avg_sq"].tolist() for entry in optimizer.state.values()]
+        return [p.tolist() for p in model.parameters()], moments
+
+    first, _ = launch(run, 2, str(tmp_path), False)
+    assert launch(run, ranks, str(tmp_path), True) == [first] * ranks
+
+
+@proves("ckpt-ranks-fail-together")
+def test_when_rank_0_cannot_write_all_ranks_raise(tmp_path):
+    """The error of rank 0 reaches every rank, none waits, and the checkpoint before it is whole."""
+
+    def worker(folder):
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        try:
+            save(folder, 2)
+        except CheckpointError as error:
+            return str(error), CheckpointManager(folder).latest()
+
+    launch(save, 3, str(tmp_path), 1)
+    results = launch(worker, 3, str(tmp_path), timeout_s=60)
+    assert len(set(results)) == 1
+    error, latest = results[0]
+    assert re.fullmatch(r"rank 0: .*step-00000002.pt: not saved: OSError: .*File too large", error)
+    assert latest == 1
+    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step-00000001.pt"]
+
+
+@proves("ckpt-one-blind-rank-stops-all")
+def test_a_rank_that_does_not_see_the_file_stops_all(tmp_path):
+    """One machine without the shared folder: every rank raises and names that rank; no model is touched."""
+
+    def worker(folder):
+        manager = CheckpointManager(folder if dist.get_rank() != 1 else folder + "/not-mounted")
+        model = DDP(network(1))
+        try:
+            manager.load({"model": model})
+        except CheckpointError as error:
+            return str(error), weights(model.module)
+
+    launch(save, 3, str(tmp_path), 1)
+    for error, left in launch(worker, 3, str(tmp_path), timeout_s=60):
+        assert re.match(r"rank 1: FileNotFoundError: ", error)
+        assert left == weights(network(1))
+
+
+@proves("ckpt-second-run-is-refused")
+def test_a_second_run_on_the_same_folder_is_refused_until_the_first_has_ended(tmp_path):
+    """While a process that saved there lives, another one's save raises; after its SIGKILL it goes through."""
+
+    def worker(folder):
+        torch.set_num_threads(1)
+        ready, first = RawArray("b", 1), os.fork()
+        if first == 0:
+            try:
+                CheckpointManager(folder).save({}, 1)
+                ready[0] = 1
+                time.sleep(60)
+            finally:
+                os._exit(1)
+        while not ready[0]:
+            time.sleep(0.001)
+        try:
+            error = CheckpointManager(folder).save({}, 2).name
+        except CheckpointError as caught:
+            error = str(caught)
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+        return error, CheckpointManager(folder).save({}, 2).name
+
+    ((error, name),) = launch(worker, 1, str(tmp_path), init=False, timeout_s=60)
+    assert "another process saves here" in error
+    assert name == "step-00000002.pt"
+
+
+# -- atomic, checksummed, rotated ---------------------------------------------------------------------
+
+
+@proves("ckpt-rename-survives-kills")
+def test_in_place_a_kill_loses_the_checkpoint_and_with_a_rename_it_does_not(tmp_path):
+    """SIGKILL at random moments of saves: behind a draft and a rename there is always a whole file under the name."""
+
+    def worker(folder, renamed, kills):
+        torch.set_num_threads(1)
+        path, chance, lost = Path(folder, "last.pt"), random.Random(0), 0
+        draft = path.with_suffix(".draft") if renamed else path
+        for _ in range(kills):
+            finished, child = RawArray("d", 2), os.fork()
+            if child == 0:
+                try:
+                    content = {"weights": torch.zeros(500_000)}
+                    while True:
+                        began = time.monotonic()
+                        torch.save(content, draft)
+                        os.replace(draft, path)
+                        finished[:] = [finished[0] + 1, time.monotonic() - began]
+                finally:
+                    os._exit(1)
+            while not finished[0]:
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0, 2 * finished[1]))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            try:
+                torch.load(path)
+            except Exception:
+                lost += 1
+        return lost
+
+    kills = 20
+    (in_place,), (renamed,) = (launch(worker, 1, str(tmp_path), how, kills, init=False) for how in (False, True))
+    assert in_place > 0
+    assert renamed == 0
+
+
+@proves("ckpt-disk-before-name")
+def test_content_then_name_then_folder_then_deletion(tmp_path):
+    """The draft is on the disk before it gets its name, and the name before an older file is deleted."""
+
+    def worker(folder):
+        calls = []
+
+        def spy(owner, name, what):
+            original = getattr(owner, name)
+
+            def wrapper(*args, **kwargs):
+                calls.append(what(*args))
+                return original(*args, **kwargs)
+
+            setattr(owner, name, wrapper)
+
+        CheckpointManager(folder, keep=1).save({}, 1)
+        spy(os, "fsync", lambda fd: f"fsync {Path(os.readlink(f'/proc/self/fd/{fd}')).suffix}")
+        spy(Path, "replace", lambda source, target: f"rename {source.suffix} to {target.name}")
+        spy(Path, "unlink", lambda path, *_: f"delete {path.name}")
+        CheckpointManager(folder, keep=1).save({}, 2)
+        return calls
+
+    order = ["fsync .draft", "rename .draft to step-00000002.pt", "fsync ", "delete step-00000001.pt"]
+    assert launch(worker, 2, str(tmp_path)) == [order, []]
+
+
+@proves("ckpt-flipped-bit-loads-silently")
+def test_torch_load_takes_a_file_with_a_flipped_bit_and_the_manager_does_not(tmp_path):
+    """A bit flips in the middle of the weights: torch.load returns another number, the manager another step."""
+
+    def worker(folder):
+        found = torch.load(Path(folder, "step-00000002.pt"))["objects"]["model"]["0.weight"][0, 0].item()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return found, CheckpointManager(folder).load()["step"]
+
+    launch(save, 2, str(tmp_path), 1, 2)
+    path, weight = tmp_path / "step-00000002.pt", network()[0].weight[0].detach().cpu()
+    content = bytearray(path.read_bytes())
+    content[content.index(weight.numpy().tobytes()) + 3] ^= 0b0100_0000
+    path.write_bytes(content)
+    for found, number in launch(worker, 2, str(tmp_path)):
+        assert found != weight[0].item()
+        assert number == 1
+
+
+@proves("ckpt-latest-skips-damaged")
+def test_latest_skips_what_is_torn_or_corrupt_and_says_so(tmp_path):
+    """Of four files one is cut and one has a changed byte: all ranks agree on the next, and rank 0 warns twice."""
+
+    def worker(folder):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            return CheckpointManager(folder).latest(), [str(warning.message) for warning in caught]
+
+    save_four = CheckpointManager(tmp_path, keep=4)
+    for number in (1, 2, 3, 4):
+        save_four.save({"model": network()}, number)
+    newest, next_one = tmp_path / "step-00000004.pt", tmp_path / "step-00000003.pt"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    middle = next_one.stat().st_size // 2
+    next_one.write_bytes(b"".join((next_one.read_bytes()[:middle], b"\xff\x00", next_one.read_bytes()[middle + 2 :])))
+    (step_0, warned), *others = launch(worker, 3, str(tmp_path))
+    assert step_0 == 2
+    assert [re.search(r"step-\d+.pt: \w+", text)[0] for text in warned] == [
+        "step-00000004.pt: torn",
+        "step-00000003.pt: corrupt",
+    ]
+    assert others == [(2, [])] * 2
+
+
+# -- safe loading -------------------------------------------------------------------------------------
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@proves("ckpt-weights-only-runs-nothing")
+def test_a_pickle_that_calls_a_function_is_refused_on_all_ranks(tmp_path):
+    """With weights_only=False the call is made; the manager names the function, and nothing was called."""
+
+    def worker(folder):
+        try:
+            CheckpointManager(folder).load()
+        except CheckpointError as error:
+            return str(error)
+
+    path, trap = tmp_path / "step-00000001.pt", tmp_path / "trap"
+    torch.save({"model": Hostile(str(trap))}, path)
+    seal(path)
+    for error in launch(worker, 2, str(tmp_path)):
+        assert re.fullmatch(r"rank 0, 1: .*step-00000001.pt: refused: it needs posix.mkdir; .*", error)
+    assert not trap.exists()
+    torch.load(path, weights_only=False)
+    assert trap.exists()
+
+
+@proves("ckpt-misfit-loads-nothing")
+def test_a_model_that_does_not_fit_is_left_as_it_was(tmp_path):
+    """load_state_dict copies what fits before it raises; the manager compares first, on all ranks."""
+
+    def worker(folder):
+        def other():
+            torch.manual_seed(1)
+            return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).to(device())
+
+        models, saved = [other(), other()], torch.load(Path(folder, "step-00000001.pt"))["objects"]["model"]
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            models[0].load_state_dict(saved)
+        error = ""
+        try:
+            CheckpointManager(folder).load({"model": DDP(models[1])})
+        except CheckpointError as caught:
+            error = str(caught)
+        return error, [weights(model) == weights(other()) for model in models]
+
+    launch(save, 2, str(tmp_path), 1)
+    for error, untouched in launch(worker, 2, str(tmp_path)):
+        assert "does not fit, nothing was loaded: its model has 2.bias float32 (2,) instead of float32 (3,)" in error
+        assert untouched == [False, True]
