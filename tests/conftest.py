@@ -1,5 +1,6 @@
 """What tests of several folders ask for: the built forms of the book, a browser, machines."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 from ddplab.machines import NamespaceError, Nodes
 from tools import ROOT, make, missing, need, need_pango
+
+# Tests share the cores: one rank that computed with as many threads as there are cores, beside others, waits for
+# threads that do not run (40 steps took minutes).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 

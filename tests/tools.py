@@ -1,6 +1,7 @@
 """What tests need of the system: tools that may be missing, and `make`, run as a user would."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -8,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ddplab import cli
+from ddplab.launcher import reserve_port
+
+_reservations = []
 ROOT = Path(__file__).parents[1]
 
 
@@ -24,6 +29,24 @@ def missing(what: str) -> None:
     if os.environ.get("REQUIRE_ALL"):
         pytest.fail(f"{what}, and REQUIRE_ALL is set")
     pytest.skip(what)
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port of this machine to listen on; it is given to nobody else until the tests end."""
+    _reservations.append(reserve_port(address))
+    return _reservations[-1].getsockname()[1]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line with which ``ddplab`` refuses these arguments."""
+    try:
+        code = cli.main([str(argument) for argument in arguments])
+    except SystemExit as leaving:  # argparse's own
+        code = leaving.code
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    assert re.fullmatch(r"ddplab[^\n]+\n", said.err), said.err
+    return said.err
 
 
 def make(target: str) -> None:

@@ -94,7 +94,8 @@ class CheckpointManager:
             step: the step to load, instead of the latest.
             warm_up: returns a loss. Its backward runs once before loading, so that DDP rebuilds its
                 buckets; all that it changed is loaded over. From three ranks on, a resume is exact
-                only with it.
+                only with it. Not for a run that was saved at step 0; with ``static_graph=True``
+                two backwards are needed, of which it makes the first itself.
 
         Returns:
             The plain values and tensors that were saved (on the CPU), and ``step`` and ``world_size``

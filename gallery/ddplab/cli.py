@@ -11,10 +11,11 @@ import argparse
 import importlib
 import io
 import json
+import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 COMMANDS = ("grade", "diagnose", "simulate", "tune-buckets")  # in the order in which --help lists them
@@ -74,6 +75,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def print_json(content: dict[str, Any]) -> None:
     """Print the one JSON object that ``--json`` promises."""
     print(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def number(what: str, least: float, most: float) -> Callable[[str], float]:
+    """Return the type of an argument that is a number in these bounds; ``what`` names it, as in "a rate in Gbit/s"."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}, from {least:g} to {most:g}")
+        return value
+
+    return parse
 
 
 def _terminated(number: int, frame: object) -> NoReturn:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .cli import BadInput
-from .cli_grade import _Paper
+from .cli_grade import Paper
 from .diagnose import Diagnosis, Engine, EntryError, Evidence, entries
 from .diagnose.ranking import ranks_text, shortened
 from .diagnose.reading import log_files, ranks_of, read_text
@@ -179,7 +179,7 @@ def plain(markdown: str) -> str:
 
 
 def _text(shown: list[Diagnosis], more: int) -> str:
-    paper = _Paper()
+    paper = Paper()
     blocks = []
     for place, one in enumerate(shown, start=1):
         title = inert(plain(one.title))

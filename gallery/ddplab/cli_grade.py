@@ -70,7 +70,7 @@ def _grade(arguments: argparse.Namespace) -> int:
     if arguments.file is None:
         return _show(exercise, arguments.json)
     source = read_source(arguments.file, exercise)
-    paper = _Paper()
+    paper = Paper()
     if not arguments.json:
         print(paper.strong(f"{exercise.name}: {exercise.title}"), flush=True)
     outcomes = []
@@ -108,14 +108,14 @@ def _show(exercise: Exercise, as_json: bool) -> int:
     if as_json:
         print_json({"name": exercise.name, "title": exercise.title, "task": exercise.task, "starter": str(starter)})
         return 0
-    print(_Paper().strong(f"{exercise.name}: {exercise.title}"))
+    print(Paper().strong(f"{exercise.name}: {exercise.title}"))
     print(f"\n{exercise.task}\n")
     print(f"Start from a copy:  cp {shlex.quote(str(starter))} my_file.py")
     print(f"Then:               ddplab grade {exercise.name} my_file.py")
     return 0
 
 
-class _Paper:
+class Paper:
     """What the output can show: signs or letters, colour or none."""
 
     def __init__(self) -> None:
@@ -128,9 +128,11 @@ class _Paper:
             self.signs = {"passed": "+", "failed": "x", "not run": "-"}
 
     def strong(self, text: str) -> str:
+        """The text in bold."""
         return f"\033[1m{text}\033[0m" if self.colour else text
 
     def outcome(self, outcome: Outcome) -> str:
+        """One check: its sign, its title, its ranks, and behind it what to do."""
         tint = {"passed": "32", "failed": "31", "not run": "2"}[outcome.status]
         ranks = f"{outcome.ranks} rank{'s' * (outcome.ranks > 1)}"
         line = f"{self.signs[outcome.status]} {outcome.title} ({'not run' if outcome.status == 'not run' else ranks})"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from .buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
-from .cli import BadInput, print_json
+from .cli import BadInput, number, print_json
 from .costmodel import ALGORITHMS, Gradient, Link, Step, bucketed, equal_layers, simulate_step
 
 _SUMMARY = "predict the time of a DDP step, and draw its timeline"
@@ -56,7 +54,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    number, positive, whole = _number(zero=True), _number(zero=False), _whole
+    from_zero, positive, whole = number("a number", 0, 1e12), number("a number", 1e-9, 1e12), _whole
     model = parser.add_argument_group("the model: a file, or equal layers")
     model.add_argument(
         "--gradients", metavar="FILE", type=Path, help="JSON: a list of [ready_ms, bytes], one a gradient"
@@ -67,17 +65,19 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--mib-per-layer", metavar="MIB", type=positive, help=f"gradients of a layer (default: {_MIB_PER_LAYER:g})"
     )
     size.add_argument("--total-mib", metavar="MIB", type=positive, help="gradients of all layers")
-    model.add_argument("--forward-ms", metavar="MS", type=number, default=30.0, help="one forward (default: 30)")
+    model.add_argument("--forward-ms", metavar="MS", type=from_zero, default=30.0, help="one forward (default: 30)")
     model.add_argument(
         "--backward-ms",
         metavar="MS",
-        type=number,
+        type=from_zero,
         help=f"one backward (default: {_BACKWARD_MS:g}; with --gradients: until the last is ready)",
     )
-    model.add_argument("--optimizer-ms", metavar="MS", type=number, default=0.0, help="the optimizer (default: 0)")
+    model.add_argument("--optimizer-ms", metavar="MS", type=from_zero, default=0.0, help="the optimizer (default: 0)")
     link = parser.add_argument_group("the network")
     link.add_argument("--ranks", metavar="N", type=whole, default=8, help="world size (default: 8)")
-    link.add_argument("--latency-us", metavar="US", type=number, default=20.0, help="latency of one hop (default: 20)")
+    link.add_argument(
+        "--latency-us", metavar="US", type=from_zero, default=20.0, help="latency of one hop (default: 20)"
+    )
     link.add_argument(
         "--gbit-per-s", metavar="GBIT", type=positive, default=25.0, help="rate of one rank's link (default: 25)"
     )
@@ -90,19 +90,6 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=_simulate)
 
 
-def _number(zero: bool) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (0 if zero else 1e-9) <= value <= 1e12:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number {'of 0 or more' if zero else 'above 0'}")
-        return value
-
-    return parse
-
-
 def _whole(text: str) -> int:
     if not (text.isdecimal() and text.isascii() and len(text) <= 7 and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 9999999")
@@ -110,7 +97,7 @@ def _whole(text: str) -> int:
 
 
 def _cap(text: str) -> int:
-    return max(1, round(_number(zero=False)(text) * MIB))
+    return max(1, round(number("a cap in MiB", 1e-9, 1e12)(text) * MIB))
 
 
 def _simulate(arguments: argparse.Namespace) -> int:

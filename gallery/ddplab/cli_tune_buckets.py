@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import datetime
-import math
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import re
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .cli import BadInput, print_json
-from .launcher import LaunchError, _no_main, launch
+from .cli import BadInput, number, print_json
+from .launcher import LaunchError, launch
 
 _SUMMARY = "measure your model on real ranks, recommend a bucket_cap_mb"
 _EXAMPLE = """\
@@ -68,14 +66,14 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--caps",
         metavar="MIB",
-        type=_number("a cap in MiB", 1e-6, 1e6),
+        type=number("a cap in MiB", 1e-6, 1e6),
         nargs="+",
         default=[],
         help="measure these caps, and the default (default: the predicted best, and those around it)",
     )
     parser.add_argument(
         "--seconds",
-        type=_number("a number of seconds", 1e-3, 1e6),
+        type=number("a number of seconds", 1e-3, 1e6),
         default=20.0,
         help="how long to measure, without the start of the ranks (default: 20)",
     )
@@ -108,25 +106,12 @@ def _ranks(text: str) -> int:
     return int(text)
 
 
-def _number(what: str, least: float, most: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}, from {least:g} to {most:g}")
-        return value
-
-    return parse
-
-
 def _link(text: str) -> tuple[float, float]:
     latency, comma, rate = text.partition(",")
     if not comma:
         raise argparse.ArgumentTypeError(f"{text!r} is not LATENCY_US,GBIT, as in 500,1")
-    latency_us = _number("a latency in µs", 0, 1e6)(latency)
-    return latency_us / 1e6, _number("a rate in Gbit/s", 1e-4, 1e6)(rate) * 1e9 / 8
+    latency_us = number("a latency in µs", 0, 1e6)(latency)
+    return latency_us / 1e6, number("a rate in Gbit/s", 1e-4, 1e6)(rate) * 1e9 / 8
 
 
 def _plot(text: str) -> Path:
@@ -175,7 +160,6 @@ def _cleared(terminal: str | None) -> Iterator[None]:
 
 
 def _on_new_ranks(arguments: argparse.Namespace, task: tuple[Any, ...]) -> dict[str, Any]:
-    _start_fork_server()
     bound_s = arguments.seconds * 2 + _START_S
     try:
         ranks: list[dict[str, Any]] = launch(_on_a_rank, arguments.ranks, *task, timeout_s=bound_s, quiet=True)
@@ -199,26 +183,6 @@ def _one_line(failure: str) -> str:
     if " still ran after " in first:
         return f"{first}; one of them hangs, maybe in your function or its model; try with fewer --seconds"
     return f"{first} {more[-1] if 'Traceback' in failure else more[0]}"
-
-
-def _start_fork_server() -> None:
-    """Start what ranks are forked from, so that Ctrl-C ends quietly.
-
-    Ctrl-C is for this process, which then ends the ranks; the fork server would print a traceback of its own. It
-    takes seconds to import torch, and a rank that is asked for in that time would not be known yet, and not ended.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ddplab._preload"])
-    with contextlib.suppress(ValueError):  # not in the main thread: no Ctrl-C arrives here
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            multiprocessing.forkserver.ensure_running()
-        finally:
-            signal.signal(signal.SIGINT, before)
-    with _no_main():
-        first = context.Process(target=int, daemon=True)
-        first.start()
-    first.join()
 
 
 def _has_ranks() -> bool:
@@ -284,8 +248,10 @@ def _as_rank(rank: int, bound_s: float, task: tuple[Any, ...]) -> tuple[dict[str
             if not error.everywhere:
                 raise
             problem = str(error)
-        _last_work.append(dist.all_reduce(torch.zeros(1, device=ranks.device()), async_op=True))
-        _last_work[-1].wait()
+        _kept.append(dist.all_reduce(torch.zeros(1, device=ranks.device()), async_op=True))
+        _kept[0].wait()
+        _kept.append(dist.group.WORLD)
+        atexit.register(_kept.clear)
         dist.destroy_process_group()
     except Exception as error:  # the others do not know: leave at once, so that the launcher ends them
         words = str(error) if isinstance(error, tuning.NoTuning) else f"{type(error).__name__}: {error}"
@@ -297,7 +263,9 @@ def _as_rank(rank: int, bound_s: float, task: tuple[Any, ...]) -> tuple[dict[str
     return found, problem
 
 
-_last_work: list[Any] = []  # kept until Python ends: gloo can abort if its own thread drops it last
+# The last Work and the group, kept until the end: gloo can abort if its own thread drops the one last, and hang if DDP
+# drops the other.
+_kept: list[Any] = []
 
 
 # -- the answer ---------------------------------------------------------------------------------------

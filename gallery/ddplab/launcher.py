@@ -11,12 +11,14 @@ import contextlib
 import math
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import re
 import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -27,12 +29,13 @@ from typing import Any
 import cloudpickle
 
 from . import evidence
-from .rank import Job, run_rank, worker_frames
+from .rank import STACK_SIGNAL, Job, run_rank, worker_frames
 
 # A rank whose peer died reports its broken connection, often before the parent sees the death itself.
 _CONSEQUENCE = re.compile(r"Connection (closed|reset|refused)|Broken pipe|Socket closed")
 # gloo prints this to stdout, once per rank and process group.
 _CHATTER = re.compile(r"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks.*\n?", re.MULTILINE)
+_FORKSERVER = multiprocessing.get_context("forkserver")
 _GRACE_S = 0.3  # after the first failure: time for the rank that caused it to be heard
 
 
@@ -93,7 +96,8 @@ def launch(
         print(lanes(run.outputs), end="", flush=True)
     ranks, failures = run.ranks, run.failures
     if failures is None:
-        where = "".join(f"\n--- rank {rank} hangs here ---\n{text}" for rank, text in run.stacks.items())
+        unknown = f"(nothing is known: its worker has taken {STACK_SIGNAL.name}, or it has ended just now)"
+        where = "".join(f"\n--- rank {rank} hangs here ---\n{text or unknown}" for rank, text in run.stacks.items())
         hung_ranks = sorted(run.stacks) or [r.job.rank for r in ranks if not r.reported]  # those that ended just now
         names = ", ".join(str(rank) for rank in hung_ranks)
         message = f"rank {names} of {len(ranks)} still ran after {timeout_s:g} s{where}"
@@ -134,13 +138,16 @@ def _run(
         raise ValueError(f"launch: timeout_s must be a positive number of seconds; got {timeout_s!r}")
 
     payload = _by_value(worker, args)
+    _start_fork_server()
     with tempfile.TemporaryDirectory(prefix="ddplab-") as folder, contextlib.ExitStack() as stack:
-        # The parent binds the port and hands the listening socket to rank 0: no other program can take it between.
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        port = listener.getsockname()[1]
-        if not init:
-            listener.close()  # the worker will bind it itself, as it would under torchrun
-        ranks = []
+        # The parent takes the port: no other program can before the ranks meet. Rank 0 is handed the socket to listen
+        # on, or with init=False makes its own, as it would under torchrun.
+        reservation = stack.enter_context(reserve_port())
+        port = reservation.getsockname()[1]
+        listener = reservation if init else None
+        if init:
+            reservation.listen()
+        ranks: list[_Rank] = []
         for rank in range(nproc):
             job = Job(
                 rank=rank,
@@ -153,9 +160,11 @@ def _run(
                 stacks=f"{folder}/{rank}.stacks",
                 at_end=at_end,
             )
-            ranks.append(_Rank(job, listener if init and rank == 0 else None))
-            stack.callback(ranks[-1].kill)
-        listener.close()
+            with _ctrl_c_waits():  # or a rank that was just started would not be known yet, and not be ended
+                ranks.append(_Rank(job, listener if rank == 0 else None))
+                stack.callback(ranks[-1].kill)
+        if init:
+            reservation.close()
         began_s = time.monotonic()
         failures = _wait(ranks, began_s + timeout_s, _GRACE_S if at_end == "part" else timeout_s)
         unheard = failures is None or at_end != "part"
@@ -193,10 +202,8 @@ class _Rank:
         self.ended_s = math.inf  # on the clock of time.monotonic
         Path(job.output).touch()
         Path(job.stacks).touch()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["ddplab._preload"])
-        self.inbox, outbox = context.Pipe(duplex=False)
-        self.process = context.Process(target=run_rank, args=(job, outbox, listener), daemon=True)
+        self.inbox, outbox = _FORKSERVER.Pipe(duplex=False)
+        self.process = _FORKSERVER.Process(target=run_rank, args=(job, outbox, listener), daemon=True)
         with _no_main():
             self.process.start()
         outbox.close()
@@ -227,7 +234,7 @@ class _Rank:
         """Have the rank write where it is; faulthandler needs no cooperation from Python code."""
         if self.process.pid is not None and self.running():
             os.kill(self.process.pid, signal.SIGCONT)
-            os.kill(self.process.pid, signal.SIGUSR1)
+            os.kill(self.process.pid, STACK_SIGNAL)
             time.sleep(0.2)
 
     def kill(self) -> None:
@@ -273,6 +280,17 @@ def _wait(ranks: list[_Rank], deadline: float, grace_s: float) -> list[_Failure]
     return failures
 
 
+def reserve_port(address: str = "127.0.0.1") -> socket.socket:
+    """Return a socket with a port of this machine: as long as it is open, others get that port only if they ask for it.
+
+    It does not listen, so that a program that is told the port can, with ``SO_REUSEADDR`` as servers have it.
+    """
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind((address, 0))
+    return reservation
+
+
 def _default_nproc() -> int:
     """One rank per GPU where there are several, else 2. Counted without importing torch or touching CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -285,6 +303,7 @@ def _default_nproc() -> int:
 
 def _torchrun_variables(rank: int, nproc: int, port: int) -> dict[str, str]:
     return {
+        **({"OMP_NUM_THREADS": "1"} if nproc > 1 and "OMP_NUM_THREADS" not in os.environ else {}),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "GROUP_RANK": "0",
@@ -306,6 +325,37 @@ def _by_value(worker: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         return bytes(cloudpickle.dumps((worker, args)))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+def _start_fork_server() -> None:
+    """Start what ranks are forked from, unless it runs; it ignores Ctrl-C, which is for this process."""
+    _FORKSERVER.set_forkserver_preload(["ddplab._preload"])
+    with _on_ctrl_c(signal.SIG_IGN):  # inherited
+        multiprocessing.forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Let a Ctrl-C that comes in this block come after it."""
+    came: list[int] = []
+    try:
+        with _on_ctrl_c(lambda number, _: came.append(number)):
+            yield
+    finally:
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _on_ctrl_c(handler: Any) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # where no Ctrl-C arrives
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ class Ending:
         if self.how == "returned":
             return f"returned {self.value!r}" if self.value is not None else "returned"
         if self.how == "hung":
-            return f"hung, in {self.where}"
+            return f"hung, in {self.where or 'an unknown place'}"
         return f"{self.how} after {self.after_s:.1f} s: {self.error}"
 
 

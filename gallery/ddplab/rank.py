@@ -45,6 +45,10 @@ def device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
+# A rank asked by this signal writes where it is. Not SIGUSR1, which training programs take from their schedulers.
+STACK_SIGNAL = signal.SIGUSR2
+
+
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies (Linux; elsewhere nothing is asked)."""
     if sys.platform == "linux":
@@ -61,17 +65,20 @@ def run_rank(job: Job, outbox: Connection, listener: socket.socket | None) -> No
     os.dup2(output, 2)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    faulthandler.register(signal.SIGUSR1, file=open(job.stacks, "w"), all_threads=True)  # noqa: SIM115
+    faulthandler.register(STACK_SIGNAL, file=open(job.stacks, "w"), all_threads=True)  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by the fork server
     os.environ.clear()
     os.environ.update(job.environment)
 
     import torch
     import torch.distributed as dist
 
-    if job.nproc > 1:
-        torch.set_num_threads(1)  # as torchrun does with OMP_NUM_THREADS
-    dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # the fork server read it too early
+    # The fork server read these two variables too early.
+    if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+        torch.set_num_threads(max(1, int(threads)))
+    dist.set_debug_level_from_env()  # type: ignore[attr-defined]
     facts = _facts(job.nproc)
+    groups: list[Any] = []  # kept until _exit
     try:
         if job.init:
             _init_process_group(job, listener, facts["backend"])
@@ -79,6 +86,9 @@ def run_rank(job: Job, outbox: Connection, listener: socket.socket | None) -> No
         report = (True, facts, worker(*args))
         if dist.is_initialized() and job.at_end == "part":
             dist.barrier()  # without it gloo aborts in some exits: a peer leaves while its sockets are in use
+            # Else DDP's reducer may drop the group last. It would wait for gloo's thread while it holds the GIL,
+            # and that thread for the GIL, to drop the last of its Work.
+            groups.append(dist.group.WORLD)
             dist.destroy_process_group()
     except BaseException as error:
         report = (False, facts, (time.monotonic(), _own_traceback(error), _own_words(error)))

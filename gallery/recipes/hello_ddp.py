@@ -1,5 +1,6 @@
 """The smallest complete DDP program: torchrun --standalone --nproc-per-node 2 hello_ddp.py"""
 
+import atexit
 import os
 import sys
 
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main() -> dist.Work:
+def main() -> list:
     """Take one step on this rank's share of the data and say what became of the model."""
     # Rank, world size and where to meet come from the variables that torchrun has set.
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -32,13 +33,13 @@ def main() -> dist.Work:
     )
     sys.stdout.write(said)  # in one piece; print() writes the end of the line by itself
     sys.stdout.flush()
-    last = dist.barrier(async_op=True)  # leave together
-    last.wait()
+    kept = [dist.barrier(async_op=True), dist.group.WORLD]
+    kept[0].wait()  # leave together
     dist.destroy_process_group()
-    return last
+    return kept
 
 
 if __name__ == "__main__":
-    # Kept until Python ends: if gloo's thread drops it last, while Python ends,
-    # the rank can abort after all its work is done (seen with torch 2.13 on gloo).
-    last = main()
+    # Kept until nothing else is: if gloo's thread drops the last work while Python ends, or
+    # DDP drops the group, a rank can abort or hang after all is done (seen with torch 2.13).
+    atexit.register(main().clear)

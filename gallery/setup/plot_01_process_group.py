@@ -237,7 +237,7 @@ record(files_left=left)
 #   A program that cannot meet has the wrong variable, the wrong address, or a rank that did not come.
 # * The first rank waited :measured:`process-group.waited:.1f` for the last one, inside of the call.
 #   A rank that loads its data *before* the call makes the others wait *in* it.
-# * :measured:`process-group.files_left:d` of 300 runs that ended well left their file, because each rank saw the other
+# * :measured:`process-group.files_left:d` of 300 meetings that ended well left their file, because each rank saw the other
 #   as the one that would remove it. A new path for each run is not only for runs that were killed.
 # * With one rank missing, rank 0 says how many came; the others name the address that they could not reach.
 #

@@ -11,11 +11,7 @@ from proof import proves
 from torch.distributed import TCPStore
 
 from ddplab.recipes import FOLDER
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+from tools import free_port
 
 
 @proves("setup-hello-ranks-names-missing")

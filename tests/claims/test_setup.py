@@ -17,6 +17,7 @@ from proof import proves
 
 from ddplab import LaunchError, launch
 from ddplab.recipes import FOLDER
+from tools import free_port
 
 NEEDED = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
@@ -104,8 +105,7 @@ def test_torchrun_takes_options_from_the_environment():
 def test_c10d_numbers_nodes_in_the_order_of_their_addresses():
     """Two agents, whichever has --node-rank 0: 127.0.0.10 is node 0 and 127.0.0.2 node 1, and so are their ranks."""
     for wanted in (0, 1):
-        with socket.create_server(("127.0.0.2", 0)) as probe:
-            meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.2:{probe.getsockname()[1]}", "--nnodes=2"]
+        meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.2:{free_port('127.0.0.2')}", "--nnodes=2"]
         agents = [
             torchrun("variables.py", *meet, f"--local-addr={address}", f"--node-rank={node}", "--nproc-per-node=2")
             for address, node in [("127.0.0.2", wanted), ("127.0.0.10", 1 - wanted)]

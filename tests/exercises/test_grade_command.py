@@ -156,11 +156,11 @@ def test_json_holds_every_check(tmp_path, capsys):
 def test_colour_is_for_terminals_that_want_it(monkeypatch):
     for name in ("NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
-    assert not cli_grade._Paper().colour
+    assert not cli_grade.Paper().colour
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert cli_grade._Paper().colour
+    assert cli_grade.Paper().colour
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not cli_grade._Paper().colour
+    assert not cli_grade.Paper().colour
 
 
 def test_a_reader_that_leaves_early_is_no_error():

@@ -170,6 +170,51 @@ def test_variables_reach_torch_although_the_fork_server_imported_it_before():
     assert launch(worker, 2) == ["OFF", "OFF"]
 
 
+def test_ranks_have_the_threads_that_torchrun_would_give_them(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    worker = lambda: (os.environ["OMP_NUM_THREADS"], torch.get_num_threads())  # noqa: E731
+    assert launch(worker, 2) == [("1", 1), ("1", 1)]
+    assert launch(worker, 1, env={"OMP_NUM_THREADS": "3"}) == [("3", 3)]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert launch(worker, 2) == [("2", 2), ("2", 2)]
+
+
+@pytest.mark.parametrize(("taken", "said"), [(signal.SIGUSR1, "in worker"), (signal.SIGUSR2, "has taken SIGUSR2")])
+def test_a_hang_is_shown_although_the_worker_takes_signals(taken, said):
+    def worker(taken):
+        signal.signal(taken, lambda number, frame: None)
+        time.sleep(60)
+
+    with pytest.raises(LaunchError, match=said):
+        launch(worker, 1, taken, timeout_s=2)
+
+
+def test_ctrl_c_ends_what_was_started_however_early_it_comes(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import signal, threading
+            from ddplab import launch, launcher
+
+            class Early(launcher._Rank):
+                def __init__(self, *args):
+                    super().__init__(*args)
+                    signal.raise_signal(signal.SIGINT)  # started, and known to nobody yet
+                    Early.last = self
+
+            launcher._Rank = Early
+            try:
+                launch(lambda: __import__("time").sleep(300), 2)
+            except KeyboardInterrupt:
+                print("ended with", Early.last.process.exitcode)
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("ended with -9\n", "")
+
+
 def test_a_result_that_cannot_be_sent_is_named():
     with pytest.raises(LaunchError, match="returned a value that cannot be sent"):
         launch(lambda: sys._getframe(), 1)

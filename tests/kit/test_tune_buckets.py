@@ -8,7 +8,6 @@ import pty
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -25,6 +24,7 @@ from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ddplab.cli_tune_buckets import as_text
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
 from ddplab.tuning import LEAST_ROUNDS, _copied, advise, choose, fitted, make_plans, median_interval
+from tools import free_port, refused
 
 KIB = 1024
 LAYERS = """\
@@ -60,18 +60,6 @@ def module(tmp_path, monkeypatch):
 def answer(capsys, *arguments):
     assert cli.main(["tune-buckets", *map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
-
-
-def refused(capsys, *arguments):
-    """The one line that a refusal prints."""
-    try:
-        code = cli.main(["tune-buckets", *map(str, arguments)])
-    except SystemExit as leaving:  # argparse's own
-        code = leaving.code
-    said = capsys.readouterr()
-    assert (code, said.out) == (2, "")
-    assert re.fullmatch(r"ddplab[^\n]+\n", said.err), said.err
-    return said.err
 
 
 def command(*arguments):
@@ -363,10 +351,8 @@ def test_under_torchrun_one_line_says_what_is_wrong(module):
 
 def test_under_srun(module):
     """The variables of ``srun --ntasks=2 python -m ddplab …`` on one node."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
     told = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}
-    told |= {"SLURM_JOB_ID": "77", "MASTER_PORT": port}
+    told |= {"SLURM_JOB_ID": "77", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             command(module(QUICK), "--seconds", 30, "--json"),
@@ -410,7 +396,7 @@ def test_a_launcher_that_says_too_little_or_something_else(module, capsys, monke
         monkeypatch.delenv(name)
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    assert words in refused(capsys, module(QUICK), "--ranks", 3)
+    assert words in refused(capsys, "tune-buckets", module(QUICK), "--ranks", 3)
 
 
 def test_other_ranks_say_nothing_of_what_all_have(module, capsys, monkeypatch):
@@ -524,7 +510,7 @@ def test_ctrl_c_ends_quietly_and_leaves_nothing(module, tmp_path, when):
 )
 def test_options_that_cannot_be_used(module, capsys, arguments, words):
     module(QUICK)
-    assert words in refused(capsys, *arguments)
+    assert words in refused(capsys, "tune-buckets", *arguments)
 
 
 BROKEN = {
@@ -606,19 +592,19 @@ BROKEN = {
 @pytest.mark.parametrize("what", BROKEN)
 def test_models_that_cannot_be_tuned(module, capsys, what):
     source, words = BROKEN[what]
-    said = refused(capsys, module(source), "--seconds", 30)
+    said = refused(capsys, "tune-buckets", module(source), "--seconds", 30)
     assert re.search(words, said), said
     assert "Traceback" not in said
 
 
 def test_a_module_that_is_not_there(module, capsys, tmp_path):
-    assert f"there is no module 'mine'; looked in {tmp_path}" in refused(capsys, "mine:build")
-    assert "there is no module 'mine.deep'" in refused(capsys, module(QUICK).replace(":", ".deep:"))
+    assert f"there is no module 'mine'; looked in {tmp_path}" in refused(capsys, "tune-buckets", "mine:build")
+    assert "there is no module 'mine.deep'" in refused(capsys, "tune-buckets", module(QUICK).replace(":", ".deep:"))
 
 
 def test_too_little_time_is_said_before_it_is_wasted(module, capsys):
     began = time.monotonic()
-    said = refused(capsys, module(LAYERS), "--seconds", 1)
+    said = refused(capsys, "tune-buckets", module(LAYERS), "--seconds", 1)
     assert time.monotonic() - began < 20
     asked = re.search(r"1 s are too short: .* give --seconds (\d+)", said)
     assert asked

@@ -10,6 +10,7 @@ import pytest
 
 from ddplab.machines import Machine, Nodes, Program, loopback
 from slurm import Slurm
+from tools import free_port
 
 RECIPE = Path(__file__).parents[2] / "gallery" / "recipes" / "hello_ranks.py"
 PATIENCE_S = 4
@@ -176,11 +177,6 @@ def here() -> Iterator[Sequence[Machine]]:
     """This host, as a list of one machine."""
     with loopback(1) as machines:
         yield machines
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def start(machines: Sequence[Machine], ranks: list[int], world: int, port: int = 29500, **env: str) -> list[Program]:

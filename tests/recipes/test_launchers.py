@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import yaml
 from ddplab.machines import PATH
 from ddplab.recipes import FOLDER, torchrun
 from slurm import Slurm
-from tools import missing
+from tools import free_port, missing
 
 SMALL = ["--steps=4", "--width=16", "--layers=1", "--context=16", "--batch=8", "--save-every=999"]
 CLEAN = {name: text for name, text in os.environ.items() if not name.startswith(("RANK", "SLURM_", "TORCHELASTIC_"))}
@@ -136,9 +135,8 @@ def test_torchrun_in_pods(tmp_path: Path) -> None:
     """Two agents with the command of the manifest and the variables that Kubeflow's runtime sets in each pod."""
     command = manifest()["spec"]["trainer"]["command"]
     assert command == ["torchrun", "/workspace/train.py"]  # no options: all comes from the environment
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    meet = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+    meet = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
+    meet["PET_MASTER_PORT"] = str(free_port())
     pods = [
         subprocess.Popen(
             ["torchrun", str(FOLDER / "train.py"), *SMALL, f"--out={tmp_path}"],

@@ -5,7 +5,6 @@ import io
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 
 from ddplab import LaunchError, launch
 from ddplab.recipes import FOLDER
+from tools import free_port
 
 TRAIN = FOLDER / "train.py"
 TINY = ["--width", 16, "--layers", 1, "--context", 16, "--batch", 8, "--log-every", 1, "--save-every", 999]
@@ -29,14 +29,9 @@ class Rank:
     err: str
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
-
-
 def start(ranks: int, *args: object, program: Path = TRAIN, slurm: bool = False, **options) -> list[Rank]:
     """Run the program as a launcher would, without one: so each rank's exit code and words are seen."""
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     words = {"RANK": "RANK", "LOCAL_RANK": "LOCAL_RANK", "WORLD_SIZE": "WORLD_SIZE"}
     if slurm:
         meet = {"OMP_NUM_THREADS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": str(os.getpid())}
@@ -74,14 +69,6 @@ def call(ranks: int, *args: object) -> list[Rank]:
         sys.path.insert(0, folder)
         import train
 
-        leave = train.leave
-
-        def keep_the_group(code):
-            # DDP may drop it last, and hang: it waits for gloo's thread, which waits for Python's lock.
-            train.last_work.append(train.dist.group.WORLD)
-            leave(code)
-
-        train.leave = keep_the_group
         sys.argv = ["train.py", *args]
         code, out, err = 0, io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -6,6 +6,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from ..launcher import reserve_port
 from .programs import Program
 
 
@@ -26,11 +27,12 @@ class Machine:
         self.agent_options = [f"--local-addr={address}"]
         self.agent_env = {"GLOO_SOCKET_IFNAME": interface}
         self._programs: list[Program] = []
+        self._ports: list[socket.socket] = []
 
     def free_port(self) -> int:
-        """A TCP port that nothing listens on now; on this host others may take it in the meantime."""
-        with socket.create_server((self.address, 0)) as free:
-            return int(free.getsockname()[1])
+        """A TCP port that nothing listens on, and that is given to nobody else until this is closed."""
+        self._ports.append(reserve_port(self.address))
+        return int(self._ports[-1].getsockname()[1])
 
     def enter(self, command: Sequence[str]) -> list[str]:
         """The command that runs this command there."""
@@ -56,6 +58,8 @@ class Machine:
         """End all that was started there."""
         for program in self._programs:
             program.kill()
+        for port in self._ports:
+            port.close()
 
 
 @contextlib.contextmanager
