@@ -147,10 +147,17 @@ class BuildModel:
     length: int
     seed: int = 0
     fails: bool = False
+    launches: int = 1  # that are to be at work together
     models: list[Model] = field(default_factory=list)
 
     def __call__(self) -> Model:
-        """Build a model."""
+        """Build a model, once all launches have come so far, or one has failed."""
+        (self.log.parent / "built").touch()
+        until = time.monotonic() + TOGETHER_S
+        while len(list(self.log.parent.parent.glob("*/built"))) < self.launches:
+            if time.monotonic() > until:
+                break
+            time.sleep(0.01)
         self.models.append(Model(self.log, self.length, self.seed, self.fails))
         return self.models[-1]
 
@@ -780,6 +787,7 @@ def outputs(learner: ModuleType, witness: Witness) -> Seen:
 
 # -- checks that let it start ranks of its own --------------------------------------------------
 
+TOGETHER_S = 20.0  # that one of two launches waits for the other
 USUAL_PORTS = (29500, 12355, 29501, 12345, 23456)
 
 
@@ -833,9 +841,9 @@ class Launched:
 
 
 def launched(
-    learner: ModuleType, witness: Witness, world: int, *, fails: bool = False, ports: bool = True
+    learner: ModuleType, witness: Witness, world: int, *, fails: bool = False, launches: int = 1
 ) -> Launched:
-    """Call `launch_distributed` in this rank, as a program would."""
+    """Call `launch_distributed` in this rank, as a program would; alone it finds ports taken."""
     base = witness.folder / f"launch{os.getpid()}"
     modules, log, folder = base / "modules", base / "log", base / "out"
     for path in (modules, log, folder):
@@ -853,9 +861,9 @@ def launched(
     context.ForkServerContext.Process = QuickProcess  # type: ignore[assignment,misc]
     os.environ["DDPLAB_GRADE_OUT"] = str(base / "printed")
     before, result, raised = dict(os.environ), None, ""
-    job = (Samples(12), BuildModel(log, 12, fails=fails), folder, 2, 2, LR)
+    job = (Samples(12), BuildModel(log, 12, fails=fails, launches=launches), folder, 2, 2, LR)
     with contextlib.ExitStack() as stack:
-        for port in USUAL_PORTS if ports else ():
+        for port in USUAL_PORTS if launches == 1 and not fails else ():
             with contextlib.suppress(OSError):
                 stack.enter_context(socket.create_server(("", port)))
         try:
@@ -955,7 +963,7 @@ def launch_three(learner: ModuleType, witness: Witness) -> Launched:
 def launch_twice(learner: ModuleType, witness: Witness) -> Launched:
     """Two programs of one machine call `launch_distributed(2, …)` at the same moment."""
     meet()
-    return launched(learner, witness, 2, ports=False)
+    return launched(learner, witness, 2, launches=2)
 
 
 def judge_failure(seen: list[Launched]) -> None:
@@ -978,4 +986,4 @@ def judge_failure(seen: list[Launched]) -> None:
 def failure(learner: ModuleType, witness: Witness) -> Launched:
     """`launch_distributed(2, …)` with a model that raises on rank 1."""
     meet()
-    return launched(learner, witness, 2, fails=True, ports=False)
+    return launched(learner, witness, 2, fails=True)
