@@ -168,7 +168,6 @@ def test_a_signal_to_torchrun_reaches_the_ranks(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     ) as agent:
         try:

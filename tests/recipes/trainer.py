@@ -31,10 +31,10 @@ class Rank:
 
 def start(ranks: int, *args: object, program: Path = TRAIN, slurm: bool = False, **options) -> list[Rank]:
     """Run the program as a launcher would, without one: so each rank's exit code and words are seen."""
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     words = {"RANK": "RANK", "LOCAL_RANK": "LOCAL_RANK", "WORLD_SIZE": "WORLD_SIZE"}
     if slurm:
-        meet = {"OMP_NUM_THREADS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": str(os.getpid())}
+        meet = {"SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": str(os.getpid())}
         words = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS"}
     env = {**os.environ, **meet, **options.pop("env", {})}
     env["PYTHONPATH"] = f"{env.get('PYTHONPATH', '')}:{FOLDER.parent}"  # the kit, whatever else is to be found

@@ -154,9 +154,8 @@ class BuildModel:
         """Build a model, once all launches have come so far, or one has failed."""
         (self.log.parent / "built").touch()
         until = time.monotonic() + TOGETHER_S
-        while len(list(self.log.parent.parent.glob("*/built"))) < self.launches:
-            if time.monotonic() > until:
-                break
+        begun = self.log.parent.parent
+        while len(list(begun.glob("*/built"))) < self.launches and time.monotonic() < until:
             time.sleep(0.01)
         self.models.append(Model(self.log, self.length, self.seed, self.fails))
         return self.models[-1]
@@ -843,7 +842,10 @@ class Launched:
 def launched(
     learner: ModuleType, witness: Witness, world: int, *, fails: bool = False, launches: int = 1
 ) -> Launched:
-    """Call `launch_distributed` in this rank, as a program would; alone it finds ports taken."""
+    """Call `launch_distributed` in this rank, as a program would.
+
+    One launch that is to succeed finds `USUAL_PORTS` taken.
+    """
     base = witness.folder / f"launch{os.getpid()}"
     modules, log, folder = base / "modules", base / "log", base / "out"
     for path in (modules, log, folder):
