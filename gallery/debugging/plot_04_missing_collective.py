@@ -25,6 +25,7 @@ SHORT = timedelta(seconds=1)  # by default 30 minutes
 def wrong(train_on):
     # On every machine a gloo group, whose timeout raises; NCCL's would end the process.
     gloo = dist.new_group(backend="gloo", timeout=SHORT)
+    dist.barrier()  # all ranks have their connections
     loss = torch.tensor([dist.get_rank() + 1.0])
     if dist.get_rank() == 0:
         dist.all_reduce(loss, group=gloo)

@@ -20,8 +20,14 @@ DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
 def gloo(timeout_s=20.0):
-    """A group whose texts and timeouts are gloo's, on every machine."""
-    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    """A group whose texts and timeouts are gloo's, on every machine.
+
+    All ranks begin to connect at once, and are connected before anyone leaves, fails or lets its timeout run.
+    """
+    dist.barrier()
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    dist.barrier()
+    return group
 
 
 def hows(endings):

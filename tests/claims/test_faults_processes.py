@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ddplab import launch
 from ddplab.postmortem import postmortem
+from tools import free_port
 
 CLEAN = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
@@ -77,8 +78,7 @@ def test_the_new_rank_1_joins_the_rank_0_that_was_left():
         dist.all_reduce(total)
         return total.item()
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with subprocess.Popen([sys.executable, "-c", last_run], env=CLEAN | place, stdout=-1, text=True) as leftover:
         try:
