@@ -1,6 +1,7 @@
 """What tests of several folders ask for: the built forms of the book, a browser, machines."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from tools import ROOT, make, missing, need, need_pango
 # Tests share the cores: one rank that computed with as many threads as there are cores, beside others, waits for
 # threads that do not run (40 steps took minutes).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What tests start can be interrupted, also if they run in the background of a shell, which then ignores Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 
