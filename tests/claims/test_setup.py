@@ -16,6 +16,7 @@ import torch.distributed as dist
 from proof import proves
 
 from ddplab import LaunchError, launch
+from ddplab.postmortem import postmortem
 from ddplab.recipes import FOLDER
 from tools import free_port
 
@@ -305,19 +306,32 @@ def test_a_taken_port_fails_at_once():
 
 
 @proves("setup-one-default-group")
-def test_one_default_group_at_a_time():
-    """A second init_process_group raises; after destroy_process_group it works again."""
+def test_one_default_group_at_a_time(tmp_path):
+    """A second init_process_group raises; after destroy_process_group it works in a new place, not at the old port.
 
-    def twice():
+    Rank 1 is back before rank 0 has left, and at the old port finds the store that is about to go.
+    """
+
+    def twice(back, **place):
         dist.init_process_group("gloo")
+        rank = dist.get_rank()
         with pytest.raises(ValueError, match="twice"):
             dist.init_process_group("gloo")
         dist.barrier()
+        if rank == 0:
+            while not back.exists():
+                time.sleep(0.01)
+            time.sleep(1)
         dist.destroy_process_group()
-        dist.init_process_group("gloo")
+        back.touch()
+        dist.init_process_group("gloo", rank=rank, world_size=2, **place)
         return sum_over_ranks()
 
-    assert launch(twice, 2, init=False) == [3, 3]
+    place = {"init_method": f"file://{tmp_path}/meet"}
+    assert launch(lambda: twice(tmp_path / "once", **place), 2, init=False) == [3, 3]
+    soon = timedelta(seconds=2)
+    endings = postmortem(lambda: twice(tmp_path / "again", timeout=soon), 2, init=False)
+    assert [ending.how for ending in endings] == ["raised", "raised"]
 
 
 @proves("setup-default-backend")

@@ -27,13 +27,13 @@ def four_ways():
 
 
 def test_each_rank_goes_to_its_own_end():
-    returned, raised, died, hung = postmortem(four_ways, 4, timeout_s=3)
+    returned, raised, died, hung = postmortem(four_ways, 4, timeout_s=6)
     assert (returned.how, returned.value, returned.printed) == ("returned", "done", "working\n")
     assert (raised.how, raised.error) == ("raised", "ValueError: label 17\nis unknown")
     assert "four_ways at line" in raised.where
     assert (died.how, died.error) == ("died", "was killed by SIGKILL")
     assert hung.how == "hung"
-    assert hung.after_s == 3
+    assert hung.after_s == 6
     assert "four_ways at line" in hung.where
     assert not [p for p in psutil.Process().children(recursive=True) if p.status() == psutil.STATUS_ZOMBIE]
     lines = report([returned, raised, died, hung], said=1).splitlines()

@@ -489,7 +489,7 @@ def test_ctrl_c_ends_quietly_and_leaves_nothing(module, tmp_path, when):
         family = psutil.Process(process.pid).children(recursive=True)
         assert family
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        said = process.communicate(timeout=30)
+        said = process.communicate(timeout=60)
         assert (process.returncode, said) == (130, ("", ""))
         _, alive = psutil.wait_procs(family, timeout=10)
         assert not alive
