@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parents[1] / "_static"
+_last_set: list[Any] = []  # a process that ends need not free the millions of boxes of its last PDF
 
 
 class BookPdfBuilder(WholeBookBuilder):
@@ -110,7 +111,8 @@ class BookPdfBuilder(WholeBookBuilder):
 def _set(content: str, target: Path) -> list[str]:
     """In a process of its own: set one PDF, and return what the build should warn about."""
     sheet, problems = STATIC / "print.css", list[str]()
-    set_pdf(content, {sheet: sheet.read_text(encoding="utf-8")}, target, problems.append)
+    _last_set.clear()
+    _last_set.append(set_pdf(content, {sheet: sheet.read_text(encoding="utf-8")}, target, problems.append))
     return problems
 
 

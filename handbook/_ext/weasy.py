@@ -55,7 +55,7 @@ def set_pdf(content: str, sheets: dict[Path, str], target: Path, report: Callabl
     plain_logging.getLogger("fontTools").setLevel(plain_logging.WARNING)
     fonts, temporary = FontConfiguration(), target.with_suffix(".pdf.tmp")
     try:
-        with _problems_of(target.name, report), _no_garbage_collection():
+        with _problems_of(target.name, report), _no_garbage_collection(), _page_references_kept():
             css = [
                 weasyprint.CSS(string=sheet, base_url=path.as_uri(), font_config=fonts)
                 for path, sheet in sheets.items()
@@ -93,6 +93,27 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def _page_references_kept() -> Iterator[None]:
+    """pydyf lists the references of all pages anew for each box that is tagged, a sixth of the time of a book."""
+    pdf_class = importlib.import_module("pydyf").PDF
+    listed = pdf_class.page_references
+    kept: dict[tuple[int, int], Any] = {}
+
+    def page_references(pdf: Any) -> Any:
+        key = id(pdf), len(pdf.pages["Kids"])
+        if key not in kept:
+            kept.clear()
+            kept[key] = listed.fget(pdf)
+        return kept[key]
+
+    pdf_class.page_references = property(page_references)
+    try:
+        yield
+    finally:
+        pdf_class.page_references = listed
 
 
 class _Problems(plain_logging.Handler):

@@ -35,6 +35,7 @@ from torch.utils.data import Dataset
 
 from ddplab.grading.checks import Wrong, check, expect
 from ddplab.grading.witness import Witness
+from ddplab.launcher import reserve_port
 
 SAMPLERS = "setup-samplers"
 GROUP = "setup-process-group"
@@ -43,6 +44,7 @@ LR = 0.125
 # Kept until the process ends. gloo can hang when DDP, freed after `destroy_process_group`, takes
 # the group along (torch 2.13): that is not what is graded here.
 GROUPS: list[Any] = []
+RESERVED: list[socket.socket] = []  # until the process ends
 
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -201,7 +203,7 @@ def _first_line(error: BaseException, learner: ModuleType) -> str:
 
 def meet() -> int:
     """Agree on a free port; leave the grader's group and forget the variables of its launcher."""
-    port = [free_port()]
+    port = [kept_port()]
     if dist.get_world_size() > 1:
         broadcast_object_list(port, src=0)
     barrier()
@@ -211,17 +213,18 @@ def meet() -> int:
     return port[0]
 
 
-def free_port() -> int:
-    """Return a port of this machine at which nobody listens now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+def kept_port() -> int:
+    """Return a port of this machine to listen at, which the system gives to nobody else."""
+    RESERVED.append(reserve_port())
+    port: int = RESERVED[-1].getsockname()[1]
+    return port
 
 
 def taken(port: int) -> bool:
     """Return whether somebody listens at the port."""
     try:
         with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
     except OSError:
         return True
@@ -718,7 +721,7 @@ def judge_group(seen: list[list[dict[str, Any]]]) -> None:
 def group(learner: ModuleType, witness: Witness) -> list[dict[str, Any]]:
     """`setup_ddp` and `cleanup_ddp` with one port, then both again with another."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    ports = [free_port(), free_port()]
+    ports = [kept_port(), kept_port()]
     broadcast_object_list(ports, src=0)
     meet()
     seen = []
