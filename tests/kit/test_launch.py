@@ -1,6 +1,7 @@
 """launch: results, lanes, time bounds, blame, and nothing left behind."""
 
 import datetime
+import gc
 import multiprocessing.forkserver
 import os
 import signal
@@ -246,8 +247,9 @@ def test_many_launches_never_flake_and_leave_nothing():
         return total.item()
 
     launch(worker, 2, quiet=True)
+    gc.collect()  # it may hold files of earlier tests
     open_files = len(os.listdir("/proc/self/fd"))
     for _ in range(int(os.environ.get("LAUNCHES", "40"))):
         assert launch(worker, 2, quiet=True) == [2.0, 2.0]
     assert not left_over()
-    assert len(os.listdir("/proc/self/fd")) == open_files
+    assert len(os.listdir("/proc/self/fd")) <= open_files
