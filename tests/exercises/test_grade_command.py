@@ -1,6 +1,5 @@
 """The command `ddplab grade`: what it says, what it returns, and files that misbehave."""
 
-import functools
 import json
 import os
 import re
@@ -185,8 +184,7 @@ def test_stopped_by_a_signal_it_takes_its_processes_along(number, tmp_path):
     )
     command = [sys.executable, "-m", "ddplab", "grade", NAME, "mine.py", "--timeout-s", "100"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    heed = functools.partial(signal.signal, number, signal.SIG_DFL)  # jobs in the background of a shell ignore SIGINT
-    with subprocess.Popen(command, cwd=tmp_path, preexec_fn=heed, **pipes) as process:
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / "pids").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
