@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parents[1] / "_static"
-_last_set: list[Any] = []  # a process that ends need not free the millions of boxes of its last PDF
 
 
 class BookPdfBuilder(WholeBookBuilder):
@@ -111,8 +110,7 @@ class BookPdfBuilder(WholeBookBuilder):
 def _set(content: str, target: Path) -> list[str]:
     """In a process of its own: set one PDF, and return what the build should warn about."""
     sheet, problems = STATIC / "print.css", list[str]()
-    _last_set.clear()
-    _last_set.append(set_pdf(content, {sheet: sheet.read_text(encoding="utf-8")}, target, problems.append))
+    set_pdf(content, {sheet: sheet.read_text(encoding="utf-8")}, target, problems.append)
     return problems
 
 

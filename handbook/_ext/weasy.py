@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import logging as plain_logging
@@ -100,16 +101,12 @@ def _page_references_kept() -> Iterator[None]:
     """pydyf lists the references of all pages anew for each box that is tagged, a sixth of the time of a book."""
     pdf_class = importlib.import_module("pydyf").PDF
     listed = pdf_class.page_references
-    kept: dict[tuple[int, int], Any] = {}
 
-    def page_references(pdf: Any) -> Any:
-        key = id(pdf), len(pdf.pages["Kids"])
-        if key not in kept:
-            kept.clear()
-            kept[key] = listed.fget(pdf)
-        return kept[key]
+    @functools.lru_cache(maxsize=1)
+    def listed_once(pdf: Any, _length: int) -> Any:
+        return listed.fget(pdf)
 
-    pdf_class.page_references = property(page_references)
+    pdf_class.page_references = property(lambda pdf: listed_once(pdf, len(pdf.pages["Kids"])))
     try:
         yield
     finally:

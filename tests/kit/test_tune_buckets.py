@@ -57,17 +57,23 @@ def module(tmp_path, monkeypatch):
     return write
 
 
+def asked(capsys, *arguments):
+    """The exit code and what was printed."""
+    code = cli.main(["tune-buckets", *map(str, arguments), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
 def answer(capsys, *arguments):
-    assert cli.main(["tune-buckets", *map(str, arguments), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    code, found = asked(capsys, *arguments)
+    assert code == 0, found
+    return found
 
 
 def answer_when_calm(capsys, calm, *arguments):
     """The answer of a run that nothing disturbed, of up to three: a user, too, asks again, and gives it more time."""
     seconds = 16
     for _ in range(3):
-        code = cli.main(["tune-buckets", *map(str, arguments), "--seconds", str(seconds), "--json"])
-        found = json.loads(capsys.readouterr().out)
+        code, found = asked(capsys, *arguments, "--seconds", seconds)
         if code == 2:
             seconds = int(re.fullmatch(r".* s are too short: .*; give --seconds (\d+)", found["error"])[1])
         elif calm(found):
@@ -210,7 +216,9 @@ def test_small_buckets_are_found_on_a_link_that_is_hidden_behind_the_backward(mo
 
     def calm(found):
         advice = found["recommended"]["verdict"], found["recommended"]["bucket_cap_mb"]
-        return advice == ("clear", 0.05) and found["link"]["gbit_per_s"] == near
+        default_ms, small_ms, middle_ms = (seen["median_ms"] for seen in found["measured"])
+        in_order = small_ms < middle_ms < default_ms
+        return in_order and advice == ("clear", 0.05) and found["link"]["gbit_per_s"] == near
 
     near = pytest.approx(rate_gbit, rel=0.2)
     found = answer_when_calm(capsys, calm, module(LAYERS), "--caps", 0.05, 0.1, "--emulate-link", f"0,{rate_gbit}")
@@ -260,7 +268,9 @@ def test_latency_asks_for_few_buckets(module, capsys):
     """Six transfers of 60 ms are at least 360 ms; the default's one bucket takes half of that."""
 
     def calm(found):
-        return found["recommended"]["verdict"] == "default is best" and found["link"]["latency_us"] > 59_000
+        verdict, (default, small) = found["recommended"]["verdict"], found["measured"]
+        late = found["link"]["latency_us"] > 59_000
+        return late and verdict == "default is best" and default["median_ms"] < small["median_ms"]
 
     found = answer_when_calm(capsys, calm, module(LAYERS), "--caps", 0.05, "--emulate-link", "60000,10")
     default, small = found["measured"]
