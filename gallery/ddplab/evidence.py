@@ -1,18 +1,19 @@
-"""What a script leaves as evidence while an edition is recorded: its values, its launches, its key.
+"""What a script leaves as evidence while an edition is recorded: its values, its launches, what it proves and reads.
 
 Only the standard library is used here: the book reads evidence without importing torch.
 """
 
 from __future__ import annotations
 
-import ast
-import datetime
-import hashlib
+import importlib.util
 import json
 import math
 import os
 import platform
 import re
+import sys
+import threading
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -40,155 +41,136 @@ def record(unit: str = "", **values: float | int | str) -> None:
             kept["values"][name] = {"value": value, "unit": unit}
 
 
-def note_launch(nproc: int, facts: dict[str, Any]) -> None:
-    """Keep how many ranks ran on what: the stamp below the output says so."""
+def proves(claim: str) -> None:
+    """Say in a lab that what it has asserted so far shows the claim of this id.
+
+    The book's build finds the call, so the id must be written as a string.
+
+    Raises:
+        ValueError: the lab has proved this claim before.
+    """
     with _Current() as kept:
-        kept["launches"].append({"ranks": nproc, **facts})
+        if claim in kept["proves"]:
+            raise ValueError(f"proves: {claim!r} was proved before in this script")
+        kept["proves"].append(claim)
 
 
-def begin(script: Path, path: Path) -> None:
-    """Start the evidence file ``path`` of ``script``, and make it the current one."""
+def note_launch(nproc: int, facts: dict[str, Any]) -> None:
+    """Keep how many ranks ran on what, and how often: the stamp below the output says so."""
+    launch = {"ranks": nproc, **facts}
+    with _Current() as kept:
+        same = next((seen for seen in kept["launches"] if {**seen, "times": 0} == {**launch, "times": 0}), None)
+        if same:
+            same["times"] += 1
+        else:
+            kept["launches"].append({**launch, "times": 1})
+
+
+def begin(path: Path) -> None:
+    """Start an evidence file, and make it the current one."""
+    global _reads
     os.environ[_WHERE] = str(path)
-    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    fresh = {"key": key(script), "date": started, "machine": machine(), "launches": [], "values": {}}
-    write_json(path, fresh)
+    write_json(path, {"launches": [], "values": {}, "proves": []})
+    if _reads is None:
+        sys.addaudithook(_note_read)
+    _reads = set()
 
 
-def end() -> None:
-    """No script runs any more."""
-    os.environ.pop(_WHERE, None)
+def end() -> dict[str, Any]:
+    """Take the current evidence, with the data files of the project that this process has read; its file goes."""
+    path = Path(os.environ.pop(_WHERE))
+    kept: dict[str, Any] = {**json.loads(path.read_text()), "read": sorted(_reads or ())}
+    path.unlink()
+    return kept
+
+
+_ROOT = Path(__file__).parents[2]
+_reads: set[str] | None = None  # None: the hook is not there yet, and it cannot be taken away again
+_DATA = re.compile(rf"{re.escape(str(_ROOT))}/((?:gallery|tests)/(?!editions/)(?:[^/]+/)*[^/]+)(?<!\.py)(?<!\.pyc)")
+
+
+def _note_read(event: str, arguments: tuple[Any, ...]) -> None:
+    """Keep which data files a lab reads: when one changes, what was recorded is of other data."""
+    if event == "open" and _WHERE in os.environ and isinstance(arguments[0], str | os.PathLike):
+        path, mode = os.path.abspath(arguments[0]), arguments[1]
+        found = _DATA.fullmatch(path)
+        if found and (mode is None or not set(mode) & set("wax+")) and os.path.isfile(path) and _reads is not None:
+            _reads.add(found[1])
 
 
 def machine() -> dict[str, Any]:
-    """The machine, as far as it can be told without torch; launches add torch, GPU and backend."""
+    """What the evidence of this machine depends on: processor, GPUs and driver, and the versions that pip installed.
+
+    Told without importing torch; launches add the backend.
+    """
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-        ]
-        cpu = names[0] if names else cpu
-    return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
-
-
-# -- keys -------------------------------------------------------------------------------------------
-
-
-def key(script: Path) -> str:
-    """Hash of a script, of every project module that it imports, directly or not, and of what it runs by name.
-
-    It runs by name the recipes whose file names, and the exercises whose names, stand in it as strings.
-
-    ``from ddplab import launch`` counts as the module that defines ``launch``, not as the whole package.
-    """
-    digest = hashlib.sha256()
-    for path in [script, *sorted(_imported(script) - {script})]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
-
-
-def _imported(path: Path, seen: set[Path] | None = None) -> set[Path]:
-    """Every module of the kit that the file at ``path`` imports, directly or not."""
-    seen = set() if seen is None else seen
-    for found in _direct_imports(path):
-        if found not in seen:
-            seen.add(found)
-            _imported(found, seen)
-    return seen
-
-
-_KIT = Path(__file__).parent
-
-
-def _direct_imports(path: Path) -> set[Path]:
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    except SyntaxError as error:
-        raise ValueError(f"{path}:{error.lineno}: {error.msg}") from error
-    package = path.relative_to(_KIT.parent).parts[:-1] if path.is_relative_to(_KIT) else ()
-    found: set[Path] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name == "ddplab":
-                    found |= set(_exports().values())
-                elif alias.name.startswith("ddplab."):
-                    found |= _modules(alias.name)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= _programs(node.value)
-        elif isinstance(node, ast.ImportFrom):
-            start = package[: len(package) - node.level + 1] if node.level else ()
-            origin = ".".join([*start, *filter(None, [node.module])])
-            if origin == "ddplab":
-                found |= {_name(alias.name) for alias in node.names}
-            elif origin.startswith("ddplab."):
-                found |= _modules(origin, *(alias.name for alias in node.names))
-    if path == _KIT / "launcher.py":
-        found |= _modules("ddplab._preload")  # imported by name in the fork server
-    return found - {path}
-
-
-def _programs(name: str) -> set[Path]:
-    """The recipe or the exercise of this name; with an exercise goes what grades it."""
-    if not re.fullmatch(r"[\w-]{1,60}(\.\w{1,6})?", name):
-        return set()
-    recipe, exercise = _KIT.parent / "recipes" / name, _KIT.parent / "exercises" / name
-    if recipe.is_file():
-        return {recipe}
-    return {*exercise.glob("*.py"), _KIT / "cli_grade.py"} if exercise.is_dir() else set()
-
-
-def _modules(dotted: str, *names: str) -> set[Path]:
-    """The files of the module ``dotted``; if it is a package, its own and those of the ``names`` that are modules."""
-    base = _KIT.parent.joinpath(*dotted.split("."))
-    if not base.is_dir():
-        return {base.with_suffix(".py")}
-    return {base / "__init__.py"} | {file for name in names if (file := base / f"{name}.py").exists()}
-
-
-def _name(name: str) -> Path:
-    """The module that ``from ddplab import name`` needs."""
-    exports = _exports()
-    if name in exports:
-        return exports[name]
-    (path,) = _modules(f"ddplab.{name}")
-    if path.exists():
-        return path
-    raise ValueError(f"ddplab has no {name!r}; it exports {', '.join(sorted(exports))}")
-
-
-def _exports() -> dict[str, Path]:
-    tree = ast.parse((_KIT / "__init__.py").read_text(encoding="utf-8"))
+        cpu = next((line.split(":", 1)[1].strip() for line in info.open() if line.startswith("model name")), cpu)
+    driver = _first(Path("/proc/driver/nvidia/version"), r"Kernel Module\D*([\d.]+)")
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     return {
-        alias.asname or alias.name: _KIT / f"{node.module}.py"
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "gpus": [_first(card, r"Model:\s*(.+)") for card in cards],
+        "driver": driver,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "torch": _torch("__version__"),
+        "cuda": _torch("cuda"),
+        "nccl": _nccl(),
     }
 
 
+def _first(path: Path, pattern: str) -> str | None:
+    found = re.search(pattern, path.read_text(errors="replace")) if path.exists() else None
+    return found[1].strip() if found else None
+
+
+def _torch(name: str) -> str | None:
+    """A fact of the installed torch, with its build: ``pip`` would say 2.13.0 of 2.13.0+cu130."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    return _first(Path(spec.origin).with_name("version.py"), rf"(?m)^{name}\b[^=]*= *['\"]([^'\"]+)")
+
+
+def _nccl() -> str | None:
+    """The version of NCCL that came with torch's wheel, if one did."""
+    names = (found.metadata["Name"] or "" for found in metadata.distributions())
+    name = next((name for name in names if name.startswith("nvidia-nccl")), None)
+    return metadata.version(name) if name else None
+
+
 # -- the file ---------------------------------------------------------------------------------------
+
+
+_lock = threading.Lock()  # launches may run side by side
 
 
 class _Current:
     """The current evidence file as a dictionary, written back whole on a clean exit."""
 
     def __enter__(self) -> dict[str, Any]:
+        _lock.acquire()
         where = os.environ.get(_WHERE)
         self.path = Path(where) if where else None
-        self.kept = json.loads(self.path.read_text()) if self.path else {"values": {}, "launches": []}
+        self.kept = json.loads(self.path.read_text()) if self.path else {"values": {}, "launches": [], "proves": []}
         return self.kept
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None and self.path:
-            write_json(self.path, self.kept)
+        try:
+            if kind is None and self.path:
+                write_json(self.path, self.kept)
+        finally:
+            _lock.release()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON object whole, or leave the file as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
     temporary.replace(path)
 
 

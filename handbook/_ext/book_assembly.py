@@ -106,13 +106,13 @@ def cover_lines(config: Any, folder: Path) -> list[str]:
 def manifest_lines(manifest: dict[str, Any]) -> list[str]:
     """What a reader wants to know about where the outputs come from."""
     machine = manifest.get("machine") or {}
-    gpu = f"{manifest.get('gpus') or 1} × {manifest['gpu']}" if manifest.get("gpu") else ""
-    hardware = gpu or (f"{machine['cpu']}, {machine.get('cores')} cores" if machine.get("cpu") else "")
-    names = {"torch": "torch", "cuda": "CUDA", "nccl": "NCCL"}
-    versions = [f"{label} {manifest[name]}" for name, label in names.items() if manifest.get(name)]
+    hardware = " and ".join(manifest.get("gpus") or ())
+    hardware = hardware or (f"{machine['cpu']}, {machine.get('cores')} cores" if machine.get("cpu") else "")
+    versions = [f"torch {version}" for version in manifest.get("torch") or ()]
+    versions += [f"CUDA {machine['cuda']}"] if manifest.get("gpus") and machine.get("cuda") else []
+    versions += [f"NCCL {version}" for version in manifest.get("nccl") or ()]
     versions += [f"Python {machine['python']}"] if machine.get("python") else []
-    ran = sorted(script["date"][:10] for script in (manifest.get("scripts") or {}).values())
-    lines = [f"Edition {manifest['edition']}"] if manifest.get("edition") else []
-    lines += [hardware] if hardware else []
-    lines += [" · ".join(versions)] if versions else []
-    return lines + ([f"Executed {ran[0]}" if ran[0] == ran[-1] else f"Executed {ran[0]} to {ran[-1]}"] if ran else [])
+    first, last = (date[:10] for date in manifest.get("dates") or ("", ""))
+    executed = f"Executed {first}" if first == last else f"Executed {first} to {last}"
+    lines = [f"Edition {manifest['edition']}" if manifest.get("edition") else "", hardware, " · ".join(versions)]
+    return [line for line in [*lines, executed if first else ""] if line]

@@ -13,14 +13,14 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.writers.html5 import HTML5Translator
 
 from card_page import depart_by_context, folds
-from proofs import Proof, Result, read_proofs, read_results, result_of, results_file
+from proofs import Proof, Result, read_proofs, read_results, result_of, results_edition
 from register import Entry
 
 _TICKS = {
     "passed": ("✓", "shown by a test"),
-    "skipped": ("○", "has a test, skipped in this edition"),
+    "skipped": ("○", "has a test, not shown in this edition"),
     "not run": ("○", "has a test, not run in this edition"),
-    "failed": ("✗", "its test failed in this edition"),
+    "failed": ("✗", "does not hold in this edition"),
 }
 
 
@@ -52,7 +52,7 @@ class ShowClaims(SphinxPostTransform):
         if not claims and not places:
             return
         self.proofs: dict[str, Proof] = {proof.claim: proof for proof in read_proofs()}
-        self.results = read_results(results_file(self.config))
+        self.results = read_results(results_edition(self.config))
         self.register: Any = self.env.domains["claims"]
         for node in claims:
             self._add_tick(node)
@@ -99,7 +99,7 @@ class ShowClaims(SphinxPostTransform):
             if "refid" in link:  # leads to a place beside the claim, not beside its copy
                 link.replace_self(nodes.inline("", "", *link.children))
         state = nodes.inline("", result.state, classes=["claim-state", f"claim-{result.state.replace(' ', '-')}"])
-        where = f": {result.where}" if result.where else " in this edition"
+        where = f": {result.why or result.where}" if result.where else " in this edition"
         stale = " · stale: the test changed since" if result.stale else ""
         place = self._link(name, "place", nodes.inline("", "Its place in the text"))
         entry += nodes.paragraph("", "", state, nodes.Text(f"{where}{stale}. "), place, classes=["claim-result"])

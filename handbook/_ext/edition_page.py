@@ -9,10 +9,9 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
-from editions import recorded_editions
-from labs import EDITIONS, all_labs, edition_of, lab_evidence, read_json
+from labs import all_labs, edition, edition_of, lab_evidence, read_json
 
-_NEEDED = ("edition", "machine", "torch", "backends", "world_sizes", "commit")
+_NEEDED = ("edition", "machine", "torch", "nccl", "gpus", "backends", "world_sizes", "commit")
 
 
 class EditionManifest(SphinxDirective):
@@ -20,19 +19,19 @@ class EditionManifest(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Build them from the manifest and from the evidence that the pages show."""
-        name = edition_of(self.config)
+        path = edition(edition_of(self.config)).folder / "manifest.json"
         result: list[nodes.Node] = []
-        if name in recorded_editions():
-            path = EDITIONS / name / "manifest.json"
+        if path.exists():
             self.env.note_dependency(str(path))
             result.append(_table(_machine_rows(read_json(path, *_NEEDED))))
         rows = []
         for lab in all_labs().values():
             self.env.note_dependency(str(lab.evidence_file))
             shown = lab_evidence(lab)
-            source = "executed here" if shown["edition"] == "here" else f"edition {shown['edition']}"
+            source = "executed here" if shown["edition"] == "here" else f"edition {shown['edition'] or 'none'}"
             ranks = ", ".join(str(n) for n in sorted({launch["ranks"] for launch in shown["launches"]})) or "none"
-            note = "; stale: the script changed since" if shown["stale"] else ""
+            note = "; stale: the code changed since" if shown["stale"] else ""
+            note += "; failed" if shown.get("failed") else f"; {shown['needs']}" if shown.get("needs") else ""
             rows.append([self._link(lab.docname, lab.id), source + note, ranks, shown["date"][:10]])
         head = [nodes.Text(text) for text in ("Lab", "Shown from", "Ranks", "Run on")]
         result.append(_table(rows, head))
@@ -49,9 +48,9 @@ def _machine_rows(manifest: dict[str, Any]) -> list[list[Any]]:
     facts = {
         "Edition": manifest["edition"],
         "Processor": f"{machine['cpu']}, {machine['cores']} cores",
-        "GPU": f"{manifest['gpus']} × {manifest['gpu']}" if manifest.get("gpu") else "none",
-        "torch": manifest["torch"],
-        "CUDA, NCCL": f"{manifest['cuda']}, {manifest['nccl']}" if manifest.get("gpu") else "not used",
+        "GPU": " and ".join(manifest["gpus"]) or "none",
+        "torch": ", ".join(manifest["torch"]),
+        "CUDA, NCCL": f"{machine['cuda']}, {', '.join(manifest['nccl'])}" if manifest["gpus"] else "not used",
         "Python": machine["python"],
         "Backends": ", ".join(manifest["backends"]),
         "World sizes": ranks,
@@ -77,7 +76,7 @@ def _row(cells: list[Any]) -> nodes.row:
 
 def name_manifest(app: Sphinx, config: Config) -> None:
     """Tell print, for its cover, which edition this build renders."""
-    config.bookpdf_manifest = str(EDITIONS / edition_of(config) / "manifest.json")
+    config.bookpdf_manifest = str(edition(edition_of(config)).folder / "manifest.json")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

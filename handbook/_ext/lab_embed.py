@@ -1,15 +1,13 @@
 """Pieces of labs in chapters, in other labs and in decks: ``{lab-figure}``, ``{lab-output}``, ``{lab-code}``.
 
-They read what sphinx-gallery generated for the lab, so that a piece is never a copy that can go stale,
+They read what was recorded of the lab, so that a piece is never a copy that can go stale,
 and each says what it ran on.
 """
 
 from __future__ import annotations
 
-import os
 import textwrap
 from abc import abstractmethod
-from pathlib import Path
 from typing import Any, ClassVar
 
 from docutils import nodes
@@ -19,7 +17,8 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import labs
-from lab_pieces import EmbedError, between, function_source, printed_blocks, some_lines, stamp_text
+from lab_page import figure_uri, not_shown
+from lab_pieces import EmbedError, between, function_source, some_lines, stamp_text
 from problems import Stop, complain, which
 
 
@@ -57,12 +56,13 @@ class Embed(SphinxDirective):
             raise EmbedError(f"{what} {given or '(no number)'} is not there; {there_are}, counted from 1")
         return int(given)
 
-    def read(self, path: Path) -> str:
-        """A generated file; the document is read again when it changes."""
-        self.env.note_dependency(path)
-        if not path.exists():
-            raise EmbedError(f"{path} is not there; `make html` generates it")
-        return path.read_text(encoding="utf-8")
+    def missing(self, lab: labs.Lab, available: int) -> list[nodes.Node]:
+        """A sentence in place of a piece that this edition lacks because the lab failed there, or was not shown."""
+        given = self.arguments[1] if len(self.arguments) > 1 else ""
+        reason = not_shown(labs.lab_evidence(lab))
+        if not reason or (given.isdigit() and int(given) <= available):
+            return []
+        return [nodes.note("", nodes.paragraph("", reason), self.link(lab, f"lab {lab.id}"))]
 
     def stamp(self, lab: labs.Lab) -> nodes.paragraph:
         """What it ran on, as a link to the lab where the lab is part of the same project."""
@@ -93,11 +93,11 @@ class LabFigure(Embed):
         alt = " ".join((self.options.get("alt") or "").split())
         if not alt:
             raise EmbedError("add :alt: and say what the figure shows, for those who cannot see it")
-        pattern = f"sphx_glr_{lab.script.stem}_[0-9]*"
-        images = sorted((lab.generated / "images").glob(pattern))
-        stamp = self.stamp(lab)  # first: without evidence nothing was generated
-        image = images[self.number("figure", len(images)) - 1]
-        uri = "/" + Path(os.path.relpath(image, self.env.srcdir)).as_posix()
+        stamp, evidence = self.stamp(lab), labs.lab_evidence(lab)
+        images = [figure["file"] for block in evidence["blocks"] for figure in block.get("figures", ())]
+        if missing := self.missing(lab, len(images)):
+            return missing
+        uri = figure_uri(evidence, images[self.number("figure", len(images)) - 1])
         figure = nodes.figure("", nodes.image(uri=uri, alt=alt), classes=["lab-figure", *self.options.get("class", [])])
         self.set_source_info(figure)
         self.set_source_info(figure[0])
@@ -125,7 +125,9 @@ class LabOutput(Embed):
     def show(self, lab: labs.Lab) -> list[nodes.Node]:
         """A literal block; `lanes` gives ranks their colours."""
         stamp = self.stamp(lab)
-        blocks = printed_blocks(self.read(lab.generated / f"{lab.script.stem}.rst"))
+        blocks = ["\n".join(block["printed"]) for block in labs.lab_evidence(lab)["blocks"] if "printed" in block]
+        if missing := self.missing(lab, len(blocks)):
+            return missing
         text = blocks[self.number("printed block", len(blocks)) - 1]
         if "lines" in self.options:
             text = some_lines(self.options["lines"], text)
@@ -148,7 +150,8 @@ class LabCode(Embed):
 
     def show(self, lab: labs.Lab) -> list[nodes.Node]:
         """A literal block in Python, and which lab it is from."""
-        source = self.read(lab.script)
+        self.env.note_dependency(lab.script)
+        source = lab.script.read_text(encoding="utf-8")
         name, after, before = (self.options.get(option) for option in ("function", "start-after", "end-before"))
         if bool(name) == bool(after or before):
             raise EmbedError("say either :function: or :start-after: and :end-before:")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 import textwrap
 from typing import Any
 
 from sphinx.util import parselinenos
 
-_OUTPUT = re.compile(
-    r"^\.\. rst-class:: sphx-glr-script-out\n\n \.\. code-block:: \S+\n((?:\n|  .*\n?)+)", re.MULTILINE
-)
+from ddplab.recording.keys import statement_source
 
 
 class EmbedError(ValueError):
@@ -20,6 +17,8 @@ class EmbedError(ValueError):
 
 def stamp_text(evidence: dict[str, Any]) -> str:
     """What a lab ran on: ``2 ranks · gloo · AMD EPYC, 2 cores · torch 2.13.0 · 2026-11-21``."""
+    if not evidence["date"]:
+        return "not run yet"
     launches, machine = evidence["launches"], evidence["machine"]
     counts = [str(count) for count in sorted({launch["ranks"] for launch in launches})]
     ranks = " and ".join(filter(None, [", ".join(counts[:-1]), *counts[-1:]]))
@@ -36,18 +35,9 @@ def stamp_text(evidence: dict[str, Any]) -> str:
         " and ".join(gpus) or f"{machine['cpu']}, {machine['cores']} cores",
         " · ".join(sorted(versions, key=str.lower, reverse=True)),
         evidence["date"][:10],
-        "stale: the script changed since" if evidence["stale"] else "",
+        "stale: the code changed since" if evidence["stale"] else "",
     ]
     return " · ".join(filter(None, parts))
-
-
-def printed_blocks(generated_rst: str) -> list[str]:
-    """What a lab printed, one text for each cell that printed something, from the file that sphinx-gallery wrote."""
-    found = []
-    for match in _OUTPUT.finditer(generated_rst):
-        lines = textwrap.dedent(match[1]).strip("\n").splitlines()
-        found.append("\n".join(line.rstrip() for line in lines))
-    return found
 
 
 def function_source(script: str, name: str, source: str) -> str:
@@ -64,13 +54,6 @@ def function_source(script: str, name: str, source: str) -> str:
     if name not in defined:
         raise EmbedError(f"{script} defines no {name!r}, but {', '.join(defined) or 'nothing'}")
     return statement_source(defined[name], source)
-
-
-def statement_source(node: ast.stmt, source: str) -> str:
-    """The source of a statement, with its decorators: `ast.get_source_segment` leaves them out."""
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-    return textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
 
 
 def between(script: str, source: str, after: str | None, before: str | None) -> str:

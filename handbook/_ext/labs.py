@@ -1,10 +1,10 @@
-"""Labs: the gallery scripts of the book, what is generated from them, and their pages."""
+"""Labs: the gallery scripts of the book, the evidence that this build shows of each, and their index pages."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,9 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from lab_pieces import stamp_text
+from ddplab.recording.edition import DamagedError, Edition
+from ddplab.recording.edition import read_json as read_whole
+from ddplab.recording.script import lab_id
 from problems import Stop
 
 ROOT = Path(__file__).parents[2]
@@ -29,10 +31,10 @@ class Lab:
     script: Path
     generated: Path  # handbook/labs/<chapter>
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """``plot_05_bucket_xray.py`` is the lab ``bucket-xray``."""
-        return re.sub(r"^plot_(\d+_)?", "", self.script.stem).replace("_", "-")
+        return lab_id(self.script)
 
     @property
     def docname(self) -> str:
@@ -41,32 +43,22 @@ class Lab:
 
     @property
     def evidence_file(self) -> Path:
-        """The lab's evidence; it exists only when the generated files beside it are complete."""
+        """The evidence that this build shows; `editions` puts it there, so that pages can depend on it."""
         return self.generated / f"{self.script.stem}.evidence.json"
-
-    @property
-    def md5_file(self) -> Path:
-        """What sphinx-gallery looks at to decide whether the script must run."""
-        return self.generated / f"{self.script.name}.md5"
-
-    def files(self) -> list[Path]:
-        """The generated files that an edition keeps; what can be derived from the script is left out."""
-        stem = self.script.stem
-        own = [self.generated / f"{stem}{suffix}" for suffix in (".rst", ".ipynb", ".cost.json")]
-        images = self.generated / "images"
-        own += [*images.glob(f"sphx_glr_{stem}_[0-9]*"), *images.glob(f"thumb/sphx_glr_{stem}_thumb.*")]
-        return [*sorted(path for path in own if path.exists()), self.evidence_file]
-
-    def kept_in(self, edition: str) -> Path:
-        """The folder in which ``edition`` keeps this lab."""
-        return EDITIONS / edition / self.generated.name / self.script.stem
 
 
 def all_labs() -> dict[str, Lab]:
     """Every lab of the book by id, in reading order."""
+    gallery = ROOT / "gallery"
+    folders = tuple((folder.name, folder.stat().st_mtime_ns) for folder in sorted(gallery.glob("*/")))
+    return _labs_in(gallery, folders)
+
+
+@functools.lru_cache(maxsize=8)
+def _labs_in(gallery: Path, _folders: tuple[tuple[str, int], ...]) -> dict[str, Lab]:
     found: dict[str, Lab] = {}
-    for script in sorted((ROOT / "gallery").glob("*/plot_*.py")):
-        lab = Lab(script, ROOT / "handbook" / "labs" / script.parent.name)
+    for script in sorted(gallery.glob("*/plot_*.py")):
+        lab = Lab(script, gallery.parent / "handbook" / "labs" / script.parent.name)
         if lab.id in found:
             raise Stop(f"{script}: the lab id {lab.id!r} is taken by {found[lab.id].script}; rename one")
         found[lab.id] = lab
@@ -74,19 +66,24 @@ def all_labs() -> dict[str, Lab]:
 
 
 def lab_evidence(lab: Lab) -> dict[str, Any]:
-    """The evidence that this build shows for ``lab``: as recorded, and ``edition`` and ``stale``."""
-    return read_json(lab.evidence_file, "key", "date", "machine", "launches", "values", "edition", "stale")
+    """The evidence that this build shows for ``lab``: as recorded, and ``edition``, ``folder`` and ``stale``."""
+    path = lab.evidence_file
+    return _shown(path, path.stat().st_mtime_ns if path.exists() else 0)
 
 
-def kept_evidence(lab: Lab, edition: str) -> dict[str, Any] | None:
-    """What ``edition`` recorded of ``lab``, if it has it."""
-    path = lab.kept_in(edition) / "evidence.json"
-    return read_json(path, "key", "date", "machine", "launches", "values") if path.exists() else None
+@functools.lru_cache(maxsize=1024)
+def _shown(path: Path, _modified: int) -> dict[str, Any]:
+    return read_json(path, "key", "date", "machine", "launches", "values", "blocks", "edition", "folder", "stale")
 
 
 def edition_of(config: Config) -> str:
     """The name of the edition that a build renders."""
     return str(config.labs_edition or config.labs_default_edition)
+
+
+def edition(name: str) -> Edition:
+    """A recorded edition; what `make live` ran here is the edition ``here``, which is not committed."""
+    return Edition(ROOT / "_build" / "editions" / name if name == "here" else EDITIONS / name)
 
 
 def read_json(path: Path, *needed: str) -> dict[str, Any]:
@@ -95,32 +92,10 @@ def read_json(path: Path, *needed: str) -> dict[str, Any]:
     Raises:
         Stop: it is missing or damaged; the message says what to do.
     """
-    advice = "restore it with git, or record the edition again with `make edition NAME=…`"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Stop(f"{path} is missing; {advice}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise Stop(f"{path} is damaged ({error}); {advice}") from None
-    absent = [name for name in needed if not isinstance(content, dict) or name not in content]
-    if absent or not isinstance(content, dict):
-        raise Stop(f"{path} is damaged ({', '.join(absent) or 'a JSON object'} is missing); {advice}")
-    return content
-
-
-def stamp_page(app: Sphinx, doctree: nodes.document) -> None:
-    """Say on each lab page what it ran on, below the title; take out what sphinx-gallery adds for its own sake."""
-    lab = next((lab for lab in all_labs().values() if lab.docname == app.env.docname), None)
-    if lab is None:
-        return
-    for note in list(doctree.findall(nodes.note)):
-        if "sphx-glr-download-link-note" in note["classes"]:
-            note.parent.remove(note)
-    app.env.note_dependency(str(lab.evidence_file))
-    stamp = nodes.paragraph("", stamp_text(lab_evidence(lab)), classes=["stamp"])
-    for title in doctree.findall(nodes.title):
-        title.parent.insert(title.parent.index(title) + 1, stamp)
-        break
+        return read_whole(path, *needed)
+    except DamagedError as error:
+        raise Stop(str(error)) from None
 
 
 def list_labs(app: Sphinx, doctree: nodes.document) -> None:
@@ -153,22 +128,14 @@ def _title_and_question(lab: Lab) -> tuple[str, str]:
     return title, plain
 
 
-def svg_scraper(*args: Any, **options: Any) -> str:
-    """sphinx-gallery's matplotlib scraper, with vector figures."""
-    from sphinx_gallery.scrapers import matplotlib_scraper
-
-    return str(matplotlib_scraper(*args, format="svg", **options))
-
-
 def _digest() -> str:
     code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     return hashlib.sha256(code).hexdigest()[:16]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register what labs' pages get."""
+    """Register what labs' index pages get."""
     # A configuration value, because Sphinx builds all pages again when one changes; these files decide how they look.
     app.add_config_value("extensions_digest", _digest(), "env", str)
-    app.connect("doctree-read", stamp_page)
     app.connect("doctree-read", list_labs)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -52,12 +52,15 @@ class MeasuredRole(SphinxRole):
         except Stop as error:
             raise ValueError(str(error)) from error
         kept = evidence["values"].get(target["name"])
+        source = f"lab {lab.id}: {stamp_text(evidence)}"
+        if kept is None and (evidence.get("failed") or evidence.get("needs")):
+            return measured("", "not measured here", source=source)
         if kept is None:
             raise ValueError(
                 f"{lab.id} recorded no {target['name']!r}, but {', '.join(evidence['values']) or 'nothing'}"
             )
         text = value_text(kept["value"], kept["unit"], target["format"])
-        return measured("", text, source=f"lab {lab.id}: {stamp_text(evidence)}")
+        return measured("", text, source=source)
 
 
 def value_text(value: float | str, unit: str, spec: str | None = None) -> str:

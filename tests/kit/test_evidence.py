@@ -1,11 +1,17 @@
-"""Evidence: keys follow imports, values are kept whole or not at all."""
+"""Evidence: keys follow code and data, values are kept whole or not at all, and a lab leaves the process as it was."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from ddplab import evidence
+from ddplab.recording import keys
+from ddplab.recording.script import code_blocks, run
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -23,13 +29,14 @@ def kit(tmp_path, monkeypatch):
     (folder / "many" / "__init__.py").write_text("")
     (folder / "many" / "one.py").write_text("x = 1\n")
     (folder / "many" / "two.py").write_text("from ..c import x\nfrom .one import x as y\n")
-    monkeypatch.setattr(evidence, "_KIT", folder)
+    monkeypatch.setattr(keys, "KIT", folder)
     return folder
 
 
 def script(kit: Path, text: str) -> Path:
-    path = kit.parents[1] / "plot_it.py"
-    path.write_text(text)
+    path = kit.parent / "short" / "plot_it.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'"""Title"""\n{text}')
     return path
 
 
@@ -51,22 +58,22 @@ def script(kit: Path, text: str) -> Path:
 )
 def test_key_changes_with_what_the_script_imports_and_with_nothing_else(kit, text, changes_with):
     path = script(kit, text)
-    before = evidence.key(path)
+    before = keys.lab_key(path)
     for name in ("a", "b", "c", "many/__init__", "many/one", "many/two"):
         module = kit / f"{name}.py"
         original = module.read_text()
-        module.write_text(original + "# changed\n")
-        assert (evidence.key(path) != before) == (name in changes_with.split()), name
+        module.write_text(original + "changed = 1\n")
+        assert (keys.lab_key(path) != before) == (name in changes_with.split()), name
         module.write_text(original)
-    path.write_text(text + "# changed\n")
-    assert evidence.key(path) != before
+    path.write_text(path.read_text() + "changed = 1\n")
+    assert keys.lab_key(path) != before
 
 
 def test_key_changes_with_a_recipe_that_the_script_names(kit):
     path = script(kit, 'run("hello.py")\n')
-    before = evidence.key(path)
-    (kit.parent / "recipes" / "hello.py").write_text("pass  # changed\n")
-    assert evidence.key(path) != before
+    before = keys.lab_key(path)
+    (kit.parent / "recipes" / "hello.py").write_text("changed = 1\n")
+    assert keys.lab_key(path) != before
 
 
 def test_key_changes_with_an_exercise_that_the_script_names_and_with_what_grades_it(kit):
@@ -76,34 +83,130 @@ def test_key_changes_with_an_exercise_that_the_script_names_and_with_what_grades
         path.write_text("from ddplab import c\n")
     path = script(kit, 'run("grade", "no-sync")\n')
     for part in (grader, kit / "cli_grade.py", kit / "c.py"):
-        before = evidence.key(path)
-        part.write_text(part.read_text() + "# changed\n")
-        assert evidence.key(path) != before, part
+        before = keys.lab_key(path)
+        part.write_text(part.read_text() + "changed = 1\n")
+        assert keys.lab_key(path) != before, part
 
 
 def test_key_names_file_and_line_of_a_syntax_error(kit):
-    with pytest.raises(ValueError, match=r"plot_it.py:2: "):
-        evidence.key(script(kit, "x = 1\ny = = 2\n"))
+    with pytest.raises(ValueError, match=r"plot_it.py:3: "):
+        keys.lab_key(script(kit, "x = 1\ny = = 2\n"))
 
 
 def test_key_names_what_the_kit_does_not_have(kit):
     with pytest.raises(ValueError, match="ddplab has no 'nothing'; it exports launch"):
-        evidence.key(script(kit, "from ddplab import nothing\n"))
+        keys.lab_key(script(kit, "from ddplab import nothing\n"))
+
+
+@pytest.mark.parametrize("path", ["a.py", "../short/plot_it.py"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        '# a comment\nx = "# no comment"\n\ndef f():\n    return x  # why\n',
+        'x = "# no comment"\ndef f():\n    """What it is."""\n\n    return x\n',
+        'x = "# no comment"\n\n\ndef f():\n    """What\n\n    it is.\n    """\n    return x\n',
+    ],
+)
+def test_comments_docstrings_and_blank_lines_are_not_part_of_a_key(kit, path, after):
+    lab = script(kit, "from ddplab import launch\n")
+    changed, intro = kit / path, '"""Title"""\n' if "plot" in path else ""
+    changed.write_text(intro + 'x = "# no comment"\ndef f():\n    return x\n')
+    before = keys.lab_key(lab)
+    changed.write_text(intro.replace("Title", "Another title") + after)
+    assert keys.lab_key(lab) == before
+    changed.write_text(intro + after.replace("return x", "return x, 1"))
+    assert keys.lab_key(lab) != before
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('x = "# a"\n', 'x = "# b"\n'),
+        ('x = """a\n\nb"""\n', 'x = """a\nb"""\n'),
+        ('x = f"""a  \nb"""\n', 'x = f"""a\nb"""\n'),
+        ("if a:\n    b\nc\n", "if a:\n    b\n    c\n"),
+        ("# %%\nx = 1\ny = 1\n", "# %%\nx = 1\n# %%\ny = 1\n"),  # each block has its own output
+    ],
+)
+def test_strings_indentation_and_the_borders_of_blocks_are_part_of_a_key(kit, one, other):
+    assert keys.lab_key(script(kit, one)) != keys.lab_key(script(kit, other))
+
+
+def test_prose_between_blocks_is_not_part_of_a_key(kit):
+    before = keys.lab_key(script(kit, "x = 1\n# %%\n# Some prose.\ny = 1\n"))
+    assert keys.lab_key(script(kit, "x = 1\n\n# %%\n# Other prose,\n# and more of it.\n\ny = 1\n")) == before
+
+
+def test_a_data_file_that_a_lab_names_or_was_seen_to_read_is_part_of_its_key(kit):
+    path = script(kit, 'open("table.json")\n')
+    named, read = path.with_name("table.json"), path.with_name("other.json")
+    read.write_text("1")
+    without = keys.lab_key(path)
+    named.write_text("1")
+    assert keys.lab_key(path) != without
+    for data in (named, read):
+        before = keys.lab_key(path, ["gallery/short/other.json"])
+        data.write_text("2")
+        assert keys.lab_key(path, ["gallery/short/other.json"]) != before, data
+
+
+def test_the_data_folder_of_a_kit_module_is_part_of_the_keys_of_what_imports_it(kit):
+    (kit / "entries").mkdir()
+    entry = kit / "entries" / "one.toml"
+    entry.write_text("a = 1")
+    (kit / "c.py").write_text('folder = "entries"\n')
+    path = script(kit, "from ddplab import b\n")
+    before = keys.lab_key(path)
+    entry.write_text("a = 2")
+    assert keys.lab_key(path) != before
+
+
+def test_the_key_of_a_test_changes_with_the_helpers_that_it_uses_and_with_no_other_test(tmp_path):
+    path = tmp_path / "test_it.py"
+    text = "import pytest\nN = 1\n\n@pytest.fixture\ndef two():\n    return N\n\n"
+    text += "def test_a(two): pass\n\ndef test_b(): pass\n"
+    path.write_text(text)
+    before = {name: keys.claim_key(path, name) for name in ("test_a", "test_b")}
+    path.write_text(text.replace("N = 1", "N = 22"))
+    assert keys.claim_key(path, "test_a") != before["test_a"]
+    assert keys.claim_key(path, "test_b") == before["test_b"]
+
+
+# What the issue asks for, on the book as it stands.
+
+
+def test_a_comment_in_the_launcher_leaves_every_recording_valid_and_new_data_exactly_its_labs(tmp_path, monkeypatch):
+    import shutil
+
+    gallery = tmp_path / "gallery"
+    ignore = shutil.ignore_patterns("editions", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "gallery", gallery, ignore=ignore)
+    monkeypatch.setattr(keys, "KIT", gallery / "ddplab")
+    labs = sorted(gallery.glob("*/plot_*.py"))
+    before = {lab: keys.lab_key(lab) for lab in labs}
+    launcher, lab, data = gallery / "ddplab/launcher.py", labs[0], next(gallery.glob("*/published.json"))
+    launcher.write_text(launcher.read_text().replace("import math\n", "import math  # for inf\n\n# A comment.\n"))
+    lab.write_text(lab.read_text().replace("# %%\n# ", "# %%\n# Another sentence. ", 1))
+    assert {lab: keys.lab_key(lab) for lab in labs} == before
+    data.write_text(data.read_text() + "\n")
+    stale = {lab.name for lab in labs if keys.lab_key(lab) != before[lab]}
+    assert stale == {lab.name for lab in labs if '"published.json"' in lab.read_text()}
+    assert stale
 
 
 def test_the_real_init_only_reexports():
     """Keys look through it, so nothing else may be in it."""
     import ast
 
-    tree = ast.parse((evidence._KIT / "__init__.py").read_text())
+    tree = ast.parse((keys.KIT / "__init__.py").read_text())
     assert all(isinstance(node, ast.ImportFrom) for node in tree.body[1:])
 
 
 @pytest.fixture
 def recording(tmp_path, kit, monkeypatch):
     monkeypatch.delenv("DDPLAB_EVIDENCE", raising=False)
-    path = tmp_path / "plot_it.evidence.json"
-    evidence.begin(script(kit, "pass\n"), path)
+    path = tmp_path / "evidence.json"
+    evidence.begin(path)
     yield path
     evidence.end()
 
@@ -142,3 +245,85 @@ def test_record_alone_keeps_nothing(monkeypatch):
     monkeypatch.delenv("DDPLAB_EVIDENCE", raising=False)
     evidence.record(gap=1)
     evidence.record(gap=1)
+
+
+def test_a_lab_says_which_claims_it_proves(recording):
+    evidence.proves("one")
+    with pytest.raises(ValueError, match="'one' was proved before"):
+        evidence.proves("one")
+    assert json.loads(recording.read_text())["proves"] == ["one"]
+
+
+def test_launches_that_are_alike_are_counted(recording):
+    for ranks in (2, 2, 4):
+        evidence.note_launch(ranks, {"backend": "gloo"})
+    launches = json.loads(recording.read_text())["launches"]
+    assert [(launch["ranks"], launch["times"]) for launch in launches] == [(2, 2), (4, 1)]
+
+
+def test_the_data_files_that_are_read_meanwhile_are_kept(tmp_path):
+    evidence.begin(tmp_path / "evidence.json")
+    next((ROOT / "gallery").glob("*/published.json")).read_text()
+    (tmp_path / "own.json").write_text("1")
+    (tmp_path / "own.json").read_text()
+    assert evidence.end()["read"] == ["gallery/performance/published.json"]
+
+
+# -- running a script -------------------------------------------------------------------------------
+
+
+def test_scripts_are_split_where_sphinx_gallery_splits_them():
+    from sphinx_gallery.py_source_parser import split_code_and_text_blocks
+
+    for path in sorted((ROOT / "gallery").glob("*/plot_*.py")):
+        theirs = [block for block in split_code_and_text_blocks(path)[1] if block.type == "code"]
+        ours = code_blocks(path.read_text())
+        assert [block.line for block in ours] == [block.lineno for block in theirs], path
+        assert [block.code.strip() for block in ours] == [block.content.strip() for block in theirs], path
+
+
+def test_a_lab_leaves_the_process_as_it_was(kit, monkeypatch):
+    monkeypatch.setenv("KEPT", "before")
+    lines = [
+        "import os, sys, matplotlib.pyplot as plt",
+        'os.environ.update(CUDA_VISIBLE_DEVICES="", KEPT="changed")',
+        'os.environ.pop("PATH"); os.chdir("/"); sys.path.insert(0, "/"); sys.argv.append("x")',
+        'plt.rcParams["font.size"] = 99; plt.figure()',
+        "raise SystemExit(3)",
+    ]
+    before = dict(os.environ), Path.cwd(), sys.path[:], sys.argv[:], sys.modules["__main__"]
+    outcome = run(script(kit, "\n".join(lines)), lambda figure, number: "figure.svg")
+    assert outcome.failed.endswith("SystemExit: 3")
+    assert before == (dict(os.environ), Path.cwd(), sys.path[:], sys.argv[:], sys.modules["__main__"])
+    import matplotlib.pyplot as plt
+
+    assert plt.get_fignums() == []
+    assert plt.rcParams["font.size"] != 99
+
+
+def test_each_block_keeps_what_it_printed_and_drew(kit):
+    text = "import sys, matplotlib.pyplot as plt\n# %%\nprint('a\\n\\n\\x1b[31mb  ')\n# %%\n# Prose.\n"
+    text += "print('c', file=sys.stderr)\nplt.gca().set_title('Shown')\n"
+    outcome = run(script(kit, text), lambda figure, number: f"{number}.svg")
+    drawn = [{"file": "1.svg", "alt": "Shown"}]
+    assert outcome.blocks == [{}, {"printed": ["a", "", "b"]}, {"printed": ["c"], "figures": drawn}]
+
+
+def test_a_worker_defined_in_a_block_reaches_its_ranks(kit):
+    text = "from ddplab import launch\n# %%\ndef worker():\n    print('hello')\n# %%\nlaunch(worker, 2)\n"
+    outcome = run(script(kit, text), lambda figure, number: "")
+    assert outcome.blocks[-1] == {"printed": ["rank 0 │ hello", "rank 1 │ hello"]}, outcome.failed
+
+
+def test_a_block_that_fails_keeps_its_traceback_and_ends_the_lab(kit):
+    outcome = run(script(kit, "print(1)\nx = 1 / 0\n# %%\nprint(2)\n"), lambda figure, number: "")
+    assert outcome.blocks == [{"printed": ["1"]}]
+    assert "plot_it.py" in outcome.failed
+    assert "line 3" in outcome.failed
+    assert "script.py" not in outcome.failed
+
+
+def test_a_lab_that_needs_another_torch_says_so(kit):
+    outcome = run(script(kit, "from ddplab.needs import needs\nneeds(torch='99')\n"), lambda figure, number: "")
+    assert outcome.needs.startswith("needs torch 99 or newer; this is ")
+    assert not outcome.failed

@@ -35,7 +35,7 @@ exclude_patterns = ["_build"]
 """
 
 MANIFEST = """{"edition": "sample", "machine": {"cpu": "A processor", "cores": 2, "python": "3.11.7"},
-"torch": "2.13.0", "gpu": null, "scripts": {"one": {"key": "0", "date": "2026-01-02T03:04:05"}}}"""
+"torch": ["2.13.0"], "gpus": [], "nccl": [], "dates": ["2026-01-02T03:04:05", "2026-01-02T03:04:05"]}"""
 
 INDEX = """# The Sample Book
 

@@ -1,242 +1,356 @@
-"""Editions: what runs again, what is shown from evidence, and what a damaged or failing one does.
+"""Editions: what recording runs, keeps and resumes, and what the book shows of it.
 
-Each test works in a small house of its own: the real extensions and kit, three short scripts.
+Each test works in a small house of its own: the real extensions and kit, three short labs, two claims.
 """
 
 import json
 import os
+import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tiny_book import TinyBook
+
+import labs
+from ddplab.recording import __main__ as recording
+from ddplab.recording.edition import Edition
 
 ROOT = Path(__file__).parents[2]
 CONF = """
-import sys
-from pathlib import Path
-sys.path.insert(0, str(Path(__file__).parent / "handbook" / "_ext"))
-extensions = ["labs", "recording", "editions", "sphinx_gallery.gen_gallery"]
-exclude_patterns = ["_ext", "**/GALLERY_HEADER.rst", "labs/*/*.ipynb"]
+extensions = ["myst_parser", "labs", "editions", "sphinx_gallery.gen_gallery", "lab_page", "lab_embed", "measured",
+              "claims", "edition_page"]
+myst_enable_extensions = ["colon_fence"]
+exclude_patterns = ["**/GALLERY_HEADER.rst", "labs/*/*.ipynb", "labs/*/*.py"]
 labs_default_edition = "base"
+html_theme = "basic"
 suppress_warnings = ["config.cache"]
 sphinx_gallery_conf = {
-    "examples_dirs": ["../gallery/short"], "gallery_dirs": ["labs/short"], "filename_pattern": r"/plot_",
-    "reset_modules": ("recording.around_script",), "reset_modules_order": "both",
-    "within_subsection_order": "FileNameSortKey",
-    "image_scrapers": (), "show_signature": False, "download_all_examples": False, "write_computation_times": False,
+    "examples_dirs": ["../gallery/short"], "gallery_dirs": ["labs/short"], "plot_gallery": False,
+    "within_subsection_order": "FileNameSortKey", "image_scrapers": (), "reset_modules": (),
+    "show_signature": False, "download_all_examples": False, "write_computation_times": False,
 }
-"""
-SCRIPT = '''"""
-{title}
-=====
 
-A script.
+
+def setup(app):
+    app.add_config_value("bookpdf_manifest", "", "", str)
 """
-{imports}
+LAB = '''"""
+Lab {name}
+==========
+
+Does it run?
+"""
+
 from ddplab import record
-open("{log}", "a").write("{title} ")
-{body}
+
+# %%
+# Prose of {name}.
+
+open("{log}", "a").write("{name} ")
+print("{name} printed")
+{code}
 record(unit="ms", value={value})
 '''
+CLAIM = """from proof import proves
 
 
-class House:
-    """A small copy of the book."""
+@proves("{claim}")
+def test_{claim}():
+    open("{log}", "a").write("{claim} ")
+    assert {holds}
+"""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.log = folder / "executed"
-        shutil.copytree(ROOT / "gallery" / "ddplab", folder / "gallery" / "ddplab")
-        shutil.copytree(ROOT / "handbook" / "_ext", folder / "handbook" / "_ext")
-        (folder / "conf.py").write_text(CONF)
-        (folder / "handbook" / "index.rst").write_text("Book\n====\n\n.. toctree::\n\n   labs/short/index\n")
-        (folder / "gallery" / "short").mkdir()
-        (folder / "gallery" / "short" / "GALLERY_HEADER.rst").write_text("Short\n=====\n")
-        (folder / "gallery" / "ddplab" / "extra.py").write_text("from . import deeper\n")
-        (folder / "gallery" / "ddplab" / "deeper.py").write_text("x = 1\n")
-        self.write("one", "")
-        self.write("two", "from ddplab import extra")
-        self.write("three", "from ddplab import launch", body="launch(lambda: None, 2)")
 
-    def write(self, title: str, imports: str = "", body: str = "", value: object = 1) -> None:
-        path = self.folder / "gallery" / "short" / f"plot_{title}.py"
-        path.write_text(SCRIPT.format(title=title, imports=imports, body=body, value=value, log=self.log))
+class House(TinyBook):
+    """A small book with labs and claims, and the command that records them."""
 
-    def command(self, *options: str) -> list[str]:
-        output = str(self.folder / "_build")
-        return [sys.executable, "-m", "sphinx", "-c", ".", "-q", "-b", "dummy", *options, "handbook", output]
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__(root, monkeypatch)
+        monkeypatch.setattr(recording, "ROOT", root)
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        monkeypatch.delenv("DDPLAB_CLAIMS_RESULTS", raising=False)
+        self.capsys = capsys
+        self.log = root / "executed"
+        self.write("conf.py", CONF)
+        self.write("gallery/short/GALLERY_HEADER.rst", "Short\n=====\n")
+        for name in ("one", "two", "three"):
+            self.lab(name)
+        self.write("tests/claims/proof.py", "import pytest\n\nproves = pytest.mark.proves\n")
+        self.write("pyproject.toml", '[tool.pytest.ini_options]\nmarkers = ["proves(id): a claim"]\n')
+        shutil.copy(ROOT / "tests/claims/conftest.py", root / "tests/claims")
+        for claim in ("sun", "moon"):
+            self.claim(claim)
+        chapter = "It took {measured}`two.value`.\n\n```{lab-output} two 1\n```\n\n"
+        chapter += "".join(f"```{{claim}} {claim}\nThe {claim} shines.\n```\n\n" for claim in ("sun", "moon"))
+        self.chapters(chapter=chapter + "```{claims-list}\n```\n\n```{edition-manifest}\n```\n")
+        index = self.root / "handbook/index.md"
+        index.write_text(index.read_text().replace("chapter\n", "chapter\nlabs/short/index\n"))
 
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(self.folder / "gallery")}
+    def lab(self, name: str, code: str = "", value: object = 1) -> None:
+        self.write(f"gallery/short/plot_{name}.py", LAB.format(name=name, log=self.log, code=code, value=value))
 
-    def build(self, *options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*options), cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=120
-        )
+    def claim(self, claim: str, holds: object = True) -> None:
+        self.write(f"tests/claims/test_{claim}.py", CLAIM.format(claim=claim, log=self.log, holds=holds))
 
-    def executed(self, *options: str) -> set[str]:
-        """Build, which must succeed; return which scripts ran."""
+    def record(self, *options: str, name: str = "base", status: int = 0) -> set[str]:
+        """Record; return what was executed."""
         self.log.write_text("")
-        done = self.build(*options)
-        assert done.returncode == 0, done.stderr
+        into = ["--into", str(self.root / "gallery" / "editions")]
+        assert recording.main([name, *into, *options]) == status, self.capsys.readouterr()
         return set(self.log.read_text().split())
 
-    def shown(self, title: str) -> dict:
-        return json.loads((self.folder / f"handbook/labs/short/plot_{title}.evidence.json").read_text())
+    def kept(self, lab: str, edition: str = "base") -> Path:
+        return Edition(self.root / "gallery" / "editions" / edition).lab_file(lab)
 
-    def kept(self, title: str, edition: str = "base") -> Path:
-        return self.folder / "gallery" / "editions" / edition / "short" / f"plot_{title}" / "evidence.json"
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory) -> Path:
-    house = House(tmp_path_factory.mktemp("recorded"))
-    assert house.executed("-D", "labs_record=base") == {"one", "two", "three"}
-    return house.folder
+    def text(self, built, page: str) -> str:
+        return built.page(page).get_text()
 
 
 @pytest.fixture
-def house(recorded, tmp_path) -> House:
+def empty(tmp_path, monkeypatch, capsys):
+    """A house in which nothing is recorded."""
+    return House(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """The edition of a house, recorded once."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        house = House(tmp_path_factory.mktemp("recorded"), monkeypatch, None)
+        assert house.record() == {"one", "two", "three", "sun", "moon"}
+        return house.root / "gallery" / "editions"
+
+
+@pytest.fixture
+def house(empty, recorded):
     """A house with a recorded edition, as a fresh clone has it."""
-    shutil.copytree(recorded, tmp_path / "house", ignore=shutil.ignore_patterns("labs", "_build", "__pycache__"))
-    house = object.__new__(House)
-    house.folder = tmp_path / "house"
-    house.log = recorded / "executed"
-    return house
+    shutil.copytree(recorded, empty.root / "gallery" / "editions")
+    for path in (empty.root / "gallery/short").glob("*.py"):  # the same code as in the house of the recording
+        path.write_text(path.read_text().replace(str(empty.log), str(recorded.parents[1] / "executed")))
+    for claim in ("sun", "moon"):
+        path = empty.root / f"tests/claims/test_{claim}.py"
+        path.write_text(path.read_text().replace(str(empty.log), str(recorded.parents[1] / "executed")))
+    empty.log = recorded.parents[1] / "executed"
+    return empty
 
 
-def test_a_fresh_clone_renders_without_executing(house):
-    assert house.executed() == set()
-    assert house.shown("three")["launches"][0]["ranks"] == 2
-    assert house.shown("three")["edition"] == "base"
-    assert house.executed() == set()
+# -- what the book shows ----------------------------------------------------------------------------
 
 
-def test_a_changed_module_re_executes_exactly_what_imports_it(house):
-    house.executed()
-    (house.folder / "gallery/ddplab/deeper.py").write_text("x = 2\n")
-    assert house.executed() == {"two"}
-    assert house.shown("two")["edition"] == "here"
-    assert house.executed() == set()
-
-
-def test_a_changed_script_is_executed_here_and_the_edition_stays(house):
-    before = house.kept("one").read_text()
-    house.write("one", value=5)
-    assert house.executed() == {"one"}
-    assert house.shown("one")["values"]["value"]["value"] == 5
-    assert house.kept("one").read_text() == before
-
-
-def test_a_named_edition_is_shown_without_executing_and_says_when_it_is_stale(house):
-    house.write("one", value=5)
-    assert house.executed("-D", "labs_edition=base") == set()
-    assert house.shown("one")["stale"] is True
-    assert house.shown("one")["values"]["value"]["value"] == 1
-    assert house.shown("two")["stale"] is False
-    assert house.executed() == {"one"}, "without a name the fresh result is wanted again"
-
-
-def test_live_executes_everything(house):
-    assert house.executed("-D", "labs_live=1") == {"one", "two", "three"}
-
-
-def test_recording_again_runs_only_what_changed(house):
-    assert house.executed("-D", "labs_record=base") == set()
-    house.write("one", value=5)
-    assert house.executed("-D", "labs_record=base") == {"one"}
-    assert house.executed("-D", "labs_record=base", "-D", "labs_fresh=1") == {"one", "two", "three"}
-
-
-def test_an_interrupted_recording_resumes(house):
-    slow = "import time\nif not __import__('os').environ.get('QUICK'): time.sleep(60)"
-    house.write("two", body=slow)
+def test_a_fresh_clone_shows_what_was_recorded_and_executes_nothing(house):
     house.log.write_text("")
-    running = subprocess.Popen(house.command("-D", "labs_record=new"), cwd=house.folder, env=house.environment())
-    deadline = time.monotonic() + 60
-    while "two" not in house.log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    assert {"one", "three"} <= set(house.log.read_text().split())
-    house.log.write_text("")
-    os.environ["QUICK"] = "1"
-    try:
-        assert house.executed("-D", "labs_record=new") == {"two"}
-    finally:
-        del os.environ["QUICK"]
-    manifest = json.loads((house.folder / "gallery/editions/new/manifest.json").read_text())
-    assert set(manifest["scripts"]) == {"one", "two", "three"}
-    assert manifest["world_sizes"] == [2]
+    built = house.build()
+    assert built.complaints == ""
+    assert "It took 1\N{NO-BREAK SPACE}ms." in house.text(built, "chapter")
+    assert "two printed" in house.text(built, "chapter")
+    page = built.page("labs/short/plot_two")
+    assert page.select_one(".sphx-glr-script-out").get_text().strip() == "two printed"
+    assert "stale" not in page.get_text()
+    assert house.log.read_text() == ""
+    assert "0 added, 0 changed, 0 removed" in house.build(status=True).status
 
 
-def test_a_failing_script_leaves_the_old_evidence_whole_and_says_so(house):
-    before = house.kept("two").read_text()
-    house.write("two", body="raise RuntimeError('it broke')")
-    done = house.build("-D", "labs_record=base")
-    assert done.returncode != 0
-    assert "plot_two.py" in done.stderr
-    assert "it broke" in done.stderr
-    assert house.kept("two").read_text() == before
-    assert not list(house.folder.rglob("*.running"))
+def test_changed_prose_is_shown_with_what_was_recorded(house):
+    path = house.root / "gallery/short/plot_two.py"
+    path.write_text(path.read_text().replace("Prose of two.", "Other prose.").replace("Does it", "Will it"))
+    page = house.text(house.build(), "labs/short/plot_two")
+    assert "Other prose." in page
+    assert "two printed" in page
+    assert "stale" not in page
 
 
-def test_a_rank_that_crashes_fails_the_build_with_its_name(house):
-    house.write("three", "from ddplab import launch", body="import os\nlaunch(lambda: os._exit(9), 1)")
-    done = house.build()
-    assert done.returncode != 0
-    assert "rank 0 exited with code 9" in done.stderr
+def test_changed_code_is_shown_with_its_old_output_a_mark_and_the_command_that_runs_it(house, capsys):
+    house.lab("two", value=5)
+    built = house.build(status=True)
+    assert "stale: the code changed since" in house.text(built, "labs/short/plot_two")
+    assert "stale" not in house.text(built, "labs/short/plot_one")
+    assert "It took 1\N{NO-BREAK SPACE}ms." in house.text(built, "chapter")
+    assert "make live LABS='two'" in built.status
+
+
+def test_outputs_stay_with_their_code_when_a_block_is_put_before_it(house):
+    path = house.root / "gallery/short/plot_two.py"
+    path.write_text(path.read_text().replace("# %%\n", "# %%\n# New.\nnew = 1\n\n# %%\n", 1))
+    page = house.build().page("labs/short/plot_two")
+    above = page.select_one(".sphx-glr-script-out").find_previous("pre").get_text()
+    assert "two printed" in above
+    assert "new = 1" not in above
+
+
+def test_a_lab_that_never_ran_says_so(house):
+    house.lab("four")
+    built = house.build(status=True)
+    assert built.complaints == ""
+    assert "This lab has not been run yet." in house.text(built, "labs/short/plot_four")
+    assert "make live LABS='four'" in built.status
+
+
+def test_what_was_run_here_is_shown_before_the_edition(house):
+    house.lab("two", value=5)
+    assert recording.main(["here", "--labs", "two", "--no-claims", "--into", str(house.root / "_build/editions")]) == 0
+    built = house.build(labs_edition="here")
+    assert "It took 5\N{NO-BREAK SPACE}ms." in house.text(built, "chapter")
+    assert "one printed" in house.text(built, "labs/short/plot_one")
+
+
+def test_a_lab_and_a_claim_that_fail_are_shown_as_what_they_are_in_another_edition(house):
+    house.lab("two", code="raise RuntimeError('it broke')")
+    house.claim("moon", holds=False)
+    assert house.record("--fresh", name="other", status=1) == {"one", "two", "three", "sun", "moon"}
+    built = house.build(labs_edition="other")
+    assert built.complaints == ""
+    page = house.text(built, "labs/short/plot_two")
+    assert "Does not hold here" in page
+    assert "RuntimeError: it broke" in page
+    chapter = built.page("chapter")
+    assert "not measured here" in chapter.get_text()
+    ticks = [tick["title"] for tick in chapter.select(".claim .claim-tick")]
+    assert ticks == ["shown by a test", "does not hold in this edition"]
+    assert "one printed" in house.text(built, "labs/short/plot_one")
+
+
+def test_the_default_edition_may_not_have_failures(house):
+    house.lab("two", code="raise RuntimeError('it broke')")
+    house.record("--labs", "two", "--no-claims", status=1)
+    built = house.build()
+    assert "the lab two failed in the default edition" in built.error
+    assert "it broke" in built.error
+    house.lab("two")
+    house.claim("moon", holds=False)
+    house.record(status=1)
+    assert "the claim 'moon' failed in the edition base" in house.build().complaints
 
 
 def test_an_unknown_edition_is_named_with_those_that_exist(house):
-    done = house.build("-D", "labs_edition=nothing")
-    assert done.returncode != 0
-    assert "unknown edition 'nothing'; there is base" in done.stderr
-
-
-def test_a_bad_edition_name_is_refused(house):
-    done = house.build("-D", "labs_record=../up")
-    assert done.returncode != 0
-    assert "edition name '../up': use small letters, digits and hyphens" in done.stderr
+    expected = "unknown edition 'nothing'; there is base, or record it: make edition NAME=nothing"
+    assert house.build(labs_edition="nothing").error == expected
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[1]", '{"values": {}}'])
-def test_a_damaged_edition_file_is_named(house, damage):
+def test_a_damaged_file_of_an_edition_is_named(house, damage):
     house.kept("one").write_text(damage)
-    done = house.build("-D", "labs_edition=base")
-    assert done.returncode != 0
-    assert f"{house.kept('one')} is damaged" in done.stderr
-    assert "make edition NAME=" in done.stderr
+    error = house.build().error
+    assert f"{house.kept('one')} is damaged" in error
+    assert "make edition NAME=" in error
 
 
-def test_a_missing_page_in_an_edition_is_named(house):
-    page = house.kept("one").with_name("plot_one.rst")
-    page.unlink()
-    done = house.build("-D", "labs_edition=base")
-    assert done.returncode != 0
-    assert f"{page.parent} is incomplete" in done.stderr
-
-
-def test_a_mistake_is_answered_with_one_line(house):
-    done = house.build("-D", "labs_edition=nothing")
-    assert done.returncode == 1
-    assert done.stderr == "unknown edition 'nothing'; there is base, or record it: make edition NAME=nothing\n"
-
-
-def test_a_script_that_fails_is_the_last_thing_said(house):
-    house.write("two", body="raise RuntimeError('it broke')")
-    done = house.build()
-    assert done.returncode == 1
-    says = "failed, with the traceback above: gallery/short/plot_two.py; each also runs alone: python "
-    assert done.stderr.splitlines()[-1].startswith(says)
-    assert done.stderr.count("Traceback") == 1
+def test_a_missing_figure_is_named(house):
+    kept = json.loads(house.kept("one").read_text())
+    kept["blocks"][0]["figures"] = [{"file": "one-1.svg", "alt": "x"}]
+    house.kept("one").write_text(json.dumps(kept))
+    assert re.search(r"labs/one-1.svg is missing; restore it with git", house.build().error)
 
 
 def test_two_builds_at_once_take_turns(house):
-    running = [subprocess.Popen(house.command("-D", "labs_live=1"), cwd=house.folder, env=house.environment())]
-    done = house.build("-D", "labs_live=1")
-    assert (done.returncode, running[0].wait()) == (0, 0), done.stderr
+    """The second waits for the lock of the first, which holds it until it is finished."""
+    import fcntl
+
+    folder = os.open(house.root / "handbook", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writer, b"started")
+        os._exit(bool(house.build().error))
+    assert os.read(reader, 7) == b"started"
+    deadline = time.monotonic() + 60
+    while not _waits_for_lock(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not (house.root / "_build/html/index.html").exists()
+    os.close(folder)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (house.root / "_build/html/index.html").exists()
+
+
+def _waits_for_lock(pid: int) -> bool:
+    return re.search(rf"-> FLOCK +ADVISORY +WRITE {pid} ", Path("/proc/locks").read_text()) is not None
+
+
+# -- recording --------------------------------------------------------------------------------------
+
+
+def test_recording_again_runs_what_changed_and_nothing_else(house):
+    assert house.record() == set()
+    house.lab("one", value=5)
+    house.claim("sun", holds="1 + 1")
+    assert house.record() == {"one", "sun"}
+    assert json.loads(house.kept("one").read_text())["values"]["value"]["value"] == 5
+
+
+def test_an_interrupted_recording_goes_on_where_it_stopped(empty):
+    empty.lab("three", code="raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        empty.record("--no-claims")
+    assert {path.stem for path in empty.kept("one").parent.glob("*.json")} == {"one"}, "three comes before two"
+    empty.lab("three")
+    assert empty.record() == {"two", "three", "sun", "moon"}
+
+
+def test_a_budget_ends_in_time_and_the_next_call_goes_on(empty):
+    assert empty.record("--budget", "0.001", status=3) == set()
+    assert "the budget is used up; 3 left" in empty.capsys.readouterr().err
+    assert empty.record("--no-claims") == {"one", "two", "three"}
+    assert empty.record("--budget", "0.001", status=3) == set(), "claims are left"
+    assert empty.record("--budget", "600") == {"sun", "moon"}
+
+
+def test_a_lab_that_fails_is_recorded_so_and_the_others_go_on(empty):
+    empty.lab("two", code="raise RuntimeError('it broke')")
+    assert empty.record("--no-claims", status=1) == {"one", "two", "three"}
+    kept = json.loads(empty.kept("two").read_text())
+    assert kept["failed"].splitlines()[-1] == "RuntimeError: it broke"
+    assert kept["blocks"][1]["printed"] == ["two printed"]
+    assert "two failed" in empty.capsys.readouterr().err
+    assert empty.record("--no-claims", status=1) == {"two"}, "what failed is tried again"
+
+
+@pytest.mark.parametrize(("fact", "value"), [("torch", "2.13.0+cu130"), ("gpus", ["H200"]), ("driver", "580.1")])
+def test_what_another_machine_recorded_is_run_again(house, monkeypatch, fact, value):
+    from ddplab import evidence
+
+    there = {**evidence.machine(), fact: value}
+    for path in (house.root / "gallery/editions").glob("base/*/*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "machine": there}))
+    assert house.record() == {"one", "two", "three", "sun", "moon"}
+
+
+def test_labs_that_disagree_about_the_machine_fail_the_edition(empty):
+    empty.record("--no-claims")
+    kept = json.loads(empty.kept("one").read_text())
+    kept["machine"]["driver"] = "580.1"
+    kept["launches"] = [
+        {"ranks": 2, "backend": "nccl", "torch": "2", "gpu": "H200", "gpus": 1, "nccl": "2", "times": 1}
+    ]
+    empty.kept("one").write_text(json.dumps(kept))
+    problems = Edition(empty.kept("one").parents[1]).write_manifest()
+    assert any("ran on another machine: driver" in problem for problem in problems)
+    assert any("one saw 1 GPUs, and the machine has 0" in problem for problem in problems)
+
+
+def test_labs_and_claims_that_are_gone_leave_the_edition(house):
+    (house.root / "gallery/short/plot_two.py").unlink()
+    (house.root / "tests/claims/test_moon.py").unlink()
+    house.record()
+    left = {path.name for path in house.kept("one").parents[1].rglob("*.json")}
+    assert left == {"one.json", "three.json", "test_sun.json", "manifest.json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["../up"], "edition name '../up': use small letters, digits and hyphens"),
+        (["base", "--labs", "nothing"], "there is no lab 'nothing'"),
+        (["base", "--budget", "-1"], "--budget -1: give a positive number of seconds"),
+    ],
+)
+def test_bad_arguments_are_answered_with_what_is_wrong(empty, arguments, message):
+    with pytest.raises(SystemExit):
+        recording.main(arguments)
+    assert message in empty.capsys.readouterr().err
+
+
+def test_the_real_labs_are_all_recorded_in_the_default_edition():
+    missing = [name for name in labs.all_labs() if labs.edition("cpu-gloo").lab(name) is None]
+    assert missing == []

@@ -30,7 +30,6 @@ html_theme = "basic"
 def setup(app):
     app.add_config_value("labs_edition", "", "env", str)
     app.add_config_value("labs_default_edition", "here", "env", str)
-    app.add_config_value("labs_record", "", "", str)
 """
 
 
@@ -42,6 +41,7 @@ class Built:
     warnings: str
     error: str  # of the build as a whole; empty if it came to its end
     written: list[str]
+    status: str
 
     @property
     def complaints(self) -> str:
@@ -76,9 +76,9 @@ class TinyBook:
             self.write(f"handbook/{name}.md", f"# The {name} chapter\n\n{dedent(text).lstrip()}")
         self.write("handbook/index.md", "# Book\n\n```{toctree}\n" + "\n".join(texts) + "\n```\n")
 
-    def build(self, builder: str = "html", source: str = "handbook", **config: object) -> Built:
+    def build(self, builder: str = "html", source: str = "handbook", status: bool = False, **config: object) -> Built:
         """Build it as the Makefile would; a second build is incremental."""
-        warnings, error, written = StringIO(), "", []
+        warnings, told, error, written = StringIO(), StringIO(), "", []
         out = self.root / "_build" / builder
         with patch_docutils(self.root), docutils_namespace():
             try:
@@ -89,7 +89,7 @@ class TinyBook:
                     self.root / "_build" / f"doctrees-{builder}",
                     builder,
                     confoverrides=config,
-                    status=None,
+                    status=told if status else None,
                     warning=warnings,
                 )
                 app.connect("doctree-resolved", lambda app, doctree, docname: written.append(docname))
@@ -97,4 +97,4 @@ class TinyBook:
             except (SphinxError, Stop) as failure:
                 error = str(failure)
         plain = re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue())
-        return Built(out, plain, error, written)
+        return Built(out, plain, error, written, told.getvalue())
