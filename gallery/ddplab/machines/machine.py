@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from ..launcher import reserve_port
+from .agents import Agent
 from .programs import Program
 
 
@@ -26,6 +28,7 @@ class Machine:
         # What torchrun needs: on one host all agents would else give the same name and address.
         self.agent_options = [f"--local-addr={address}"]
         self.agent_env = {"GLOO_SOCKET_IFNAME": interface}
+        self.namespaces: list[str] = []  # files of those that a process enters to be there
         self._programs: list[Program] = []
         self._ports: list[socket.socket] = []
 
@@ -40,7 +43,10 @@ class Machine:
 
     def start(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> Program:
         """Start a command there and go on; it ends with the machine at the latest."""
-        self._programs.append(Program(self.enter(command), env))
+        if command[0] == "torchrun":
+            self._programs.append(Program(command, env, partial(Agent, namespaces=self.namespaces)))
+        else:
+            self._programs.append(Program(self.enter(command), env))
         return self._programs[-1]
 
     def run(self, command: Sequence[str], timeout_s: float = 30, env: Mapping[str, str] | None = None) -> str:
