@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ..launcher import reserve_port
-from .agents import Agent
+from .forks import Fork
 from .programs import Program
 
 
@@ -44,9 +44,13 @@ class Machine:
     def start(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> Program:
         """Start a command there and go on; it ends with the machine at the latest."""
         if command[0] == "torchrun":
-            self._programs.append(Program(command, env, partial(Agent, namespaces=self.namespaces)))
-        else:
-            self._programs.append(Program(self.enter(command), env))
+            return self.fork(command, env)
+        self._programs.append(Program(self.enter(command), env))
+        return self._programs[-1]
+
+    def fork(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> Program:
+        """The same for torchrun and for Python with a file, in a process that has imported torch already."""
+        self._programs.append(Program(command, env, partial(Fork, namespaces=self.namespaces)))
         return self._programs[-1]
 
     def run(self, command: Sequence[str], timeout_s: float = 30, env: Mapping[str, str] | None = None) -> str:

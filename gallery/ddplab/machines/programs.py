@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .agents import Agent
+from .forks import Fork
 
 # For all that is started. This Python's own torchrun comes first; root's tools come last.
 PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -44,7 +44,7 @@ class Program:
         self,
         command: Sequence[str],
         env: Mapping[str, str] | None = None,
-        start: Callable[[list[str], dict[str, str]], subprocess.Popen[str] | Agent] = _popen,
+        start: Callable[[list[str], dict[str, str]], subprocess.Popen[str] | Fork] = _popen,
     ) -> None:
         self.command = list(command)
         self.lines: list[tuple[float, str]] = []
