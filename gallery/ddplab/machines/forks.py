@@ -28,14 +28,21 @@ class Fork:
         command: "torchrun" or "python", and its arguments; Python's first is the file of a program.
         env: all environment variables.
         cwd: folder to run it in, by default this process's own.
+        stderr: a file for that, by default it goes where stdout goes.
         namespaces: files of the namespaces to enter first, in this order.
     """
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None, namespaces: Sequence[str] = ()
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        stderr: Path | None = None,
+        namespaces: Sequence[str] = (),
     ) -> None:
         inbox, outbox = multiprocessing.Pipe(duplex=False)
-        self._process = forked(_run, list(command), dict(env), str(cwd or Path.cwd()), list(namespaces), outbox)
+        folder = str(cwd or Path.cwd())
+        self._process = forked(_run, list(command), dict(env), folder, outbox, stderr, list(namespaces))
         outbox.close()
         self.stdout = open(os.dup(inbox.fileno()), errors="replace")  # noqa: SIM115 (its reader closes it)
         inbox.close()
@@ -53,13 +60,21 @@ class Fork:
         return self._process.exitcode
 
 
-def _run(command: list[str], env: dict[str, str], folder: str, namespaces: list[str], outbox: Connection) -> None:
+def _run(
+    command: list[str],
+    env: dict[str, str],
+    folder: str,
+    outbox: Connection,
+    stderr: Path | None,
+    namespaces: list[str],
+) -> None:
     """Become the program; in namespaces its parent, since those of process numbers are entered by children only."""
     die_with_parent()
     os.setsid()
     multiprocessing.current_process().daemon = False  # it may have children
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(outbox.fileno(), stream.fileno())
+    errors = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if stderr else outbox.fileno()
+    for stream, to in (sys.stdout, outbox.fileno()), (sys.stderr, errors):
+        os.dup2(to, stream.fileno())
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     outbox.close()
     os.environ.clear()
