@@ -36,6 +36,7 @@ _CONSEQUENCE = re.compile(r"Connection (closed|reset|refused)|Broken pipe|Socket
 # gloo prints this to stdout, once per rank and process group.
 _CHATTER = re.compile(r"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks.*\n?", re.MULTILINE)
 _FORKSERVER = multiprocessing.get_context("forkserver")
+_ONE_AT_A_TIME = threading.Lock()  # of what starts processes in several threads
 _GRACE_S = 0.3  # after the first failure: time for the rank that caused it to be heard
 
 
@@ -280,6 +281,15 @@ def _wait(ranks: list[_Rank], deadline: float, grace_s: float) -> list[_Failure]
     return failures
 
 
+def forked(target: Callable[..., None], *args: Any) -> multiprocessing.process.BaseProcess:
+    """Start ``target(*args)`` in a process that has imported torch already; it ends with this one at the latest."""
+    _start_fork_server()
+    process = _FORKSERVER.Process(target=target, args=args, daemon=True)
+    with _no_main():
+        process.start()
+    return process
+
+
 def reserve_port(address: str = "127.0.0.1") -> socket.socket:
     """Return a socket with a port of this machine: as long as it is open, others get that port only if they ask for it.
 
@@ -361,9 +371,10 @@ def _on_ctrl_c(handler: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _no_main() -> Iterator[None]:
     """Hide ``__main__``: multiprocessing would import the script again in every rank, and so launch again."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _ONE_AT_A_TIME:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main

@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import os
 import random
+import time
 
 import cloudpickle
 import numpy as np
@@ -16,7 +17,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
-from ddplab import LaunchError, device, launch
+from ddplab import device, launch
+from ddplab.postmortem import postmortem
 from ddplab.torch_private import flight_records
 
 
@@ -279,8 +281,9 @@ def test_divided_by_rank_and_worker_a_stream_is_read_once():
 
 
 @proves("setup-uneven-streams")
-def test_uneven_streams_hang_and_a_vote_ends_them_together():
-    """Rank 0 has four batches and rank 1 three: without the vote rank 0 never ends its fourth step."""
+def test_uneven_streams_hang_and_a_vote_ends_them_together(tmp_path):
+    """Rank 0 has four batches and rank 1 three: without the vote rank 0's fourth step lasts until rank 1 leaves."""
+    in_fourth = tmp_path / "rank 0 is in its fourth step"
 
     def train(vote):
         model = DDP(nn.Linear(1, 1).to(device()))
@@ -291,15 +294,27 @@ def test_uneven_streams_hang_and_a_vote_ends_them_together():
             if vote:
                 dist.all_reduce(going_on, dist.ReduceOp.MIN)
             if not going_on:
-                print("done", flush=True)
                 return steps
+            if steps == 3:
+                in_fourth.touch()
             model(batch[:, None].float().to(device())).sum().backward()
             steps += 1
 
-    assert launch(train, 2, True, timeout_s=30) == [3, 3]
-    with pytest.raises(LaunchError, match="still ran") as caught:
-        launch(train, 2, False, timeout_s=6)
-    assert ["done" in output for output in caught.value.outputs] == [False, True]
+    def train_and_leave():
+        try:
+            steps = train(vote=False)
+        except RuntimeError as error:
+            return str(error), time.monotonic()
+        while not in_fourth.exists():
+            time.sleep(0.01)
+        time.sleep(1)
+        return steps, time.monotonic()
+
+    assert launch(train, 2, True) == [3, 3]
+    (error, failed_s), (steps, left_s) = [ending.value for ending in postmortem(train_and_leave, 2, leave=True)]
+    assert steps == 3
+    assert "by peer" in error
+    assert failed_s > left_s
 
 
 class Draws:
@@ -395,13 +410,12 @@ class ByValue:
 def test_only_forked_workers_inherit_the_process_group():
     """Inside the worker process: is there a process group, and what does the environment say?"""
 
-    def worker(context):
+    def worker(*context_of_rank):
         look = ByValue(lambda _: (dist.is_initialized(), os.environ["RANK"]))
-        return list(load(range(1), 1, 1, context, collate_fn=look))
+        return list(load(range(1), 1, 1, context_of_rank[dist.get_rank()], collate_fn=look))
 
-    assert launch(worker, 2, "fork") == [[(True, "0")], [(True, "1")]]
-    for context in ("forkserver", "spawn"):
-        assert launch(worker, 2, context) == [[(False, "0")], [(False, "1")]]
+    assert launch(worker, 2, "fork", "fork") == [[(True, "0")], [(True, "1")]]
+    assert launch(worker, 2, "forkserver", "spawn") == [[(False, "0")], [(False, "1")]]
 
 
 class Noted:

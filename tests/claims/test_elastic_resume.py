@@ -1,19 +1,24 @@
-"""torchrun's agents: who restarts, what a restart costs, and which of its options act when."""
+"""torchrun's agents: who restarts, what a restart costs, and which of its options act when.
 
-import functools
+All jobs run side by side, each in a thread that tells what happened; each test looks at its own.
+"""
+
 import os
-import random
 import re
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from proof import proves
 
 from ddplab.machines import loopback, torchrun
+from ddplab.postmortem import postmortem
 
-LIMIT_S = 90  # for what takes a few seconds on free cores; no result depends on it
+LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
+LIFE = "TORCHELASTIC_RESTART_COUNT"
 FRESH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 # The port is another in each life, but somebody may take it before rank 0 does: so it only names a file to meet in.
 MEET = """
@@ -52,75 +57,39 @@ os._exit(0)  # Python taking leave may abort or hang in gloo, see hello_ddp.py
 """.replace("MEET", MEET)
 
 
-def quiet_port():
-    """A port for agents to meet at, below those that the system gives away by itself while they start."""
-    return random.randrange(20000, 30000)
-
-
-def said(pattern, output):
-    """What all ranks said, as tuples of words or numbers."""
-    found = re.findall(pattern, output)
-    return [tuple(int(word) if word.isdigit() else word for word in words) for words in found]
-
-
-@proves("ckpt-killed-rank-restarts-all")
-def test_a_killed_rank_costs_less_than_one_interval(tmp_path):
-    """Killed after step 7 of 12, saves after every third: both ranks come back, and all losses are as undisturbed."""
-    every = 3
-
-    def train(fatal_step):
-        program = [
-            "--no-python",
-            "python",
-            "-c",
-            TRAINING,
-            str(tmp_path / str(fatal_step)),
-            str(fatal_step),
-            str(every),
-        ]
-        with loopback(1) as hosts:
-            (agent,) = torchrun(hosts, "--nproc-per-node=2", "--max-restarts=1", *program, port=0, env=FRESH)
-            assert agent.wait(160) == 0, agent.output
-            return agent.output
-
-    with ThreadPoolExecutor(2) as pool:
-        killed, undisturbed = pool.map(train, (7, 0))
-    lives = said(r"rank (\d) life (\d) pid (\d+) begins with (\d+)", killed)
-    assert sorted((rank, life, first) for rank, life, _, first in lives) == [(0, 0, 1), (0, 1, 7), (1, 0, 1), (1, 1, 7)]
-    assert len({pid for _, _, pid, _ in lives}) == 4
-    steps = said(r"rank (\d) life \d step (\d+) loss (\S+)", killed)
-    assert set(steps) == set(said(r"rank (\d) life \d step (\d+) loss (\S+)", undisturbed))  # bit for bit
-    for rank in (0, 1):
-        assert 12 <= len([one for one in steps if one[0] == rank]) < 12 + every
-
-
-# The ranks of what follows need no torch: they say what happens to them, and end by themselves after a while.
+# The ranks of the other jobs need no torch: they say what happens to them, and end by themselves after a while.
 WAITING = """
 import os, signal, sys, time
 rank, life, agent = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], os.getppid()
-world, port = os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"]
-fate, leave_s, there = sys.argv[1], float(sys.argv[2]), f"{sys.argv[3]}/rank-0-is-there-{agent}"
+world, port, fate, folder = os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"], *sys.argv[1:]
 
 def say(text):
     print(f"rank {rank} of {world} life {life}: {text}\\n", end="", flush=True)
 
 def leave(number, _):
     say(f"got {signal.Signals(number).name}")
-    time.sleep(leave_s)
+    if fate == "exit":
+        time.sleep(2 if life == "0" else 15)  # more than the agent is asked to allow; less than it allows by itself
     say("left by itself")
     os._exit(1)
 
 signal.signal(signal.SIGTERM, leave)
 say(f"pid {os.getpid()} store at {port}")
-if rank == "0" and fate.startswith("exit"):
-    open(there, "w").close()
-if (rank, life) == ("1", "0") and fate.startswith("exit"):
-    while not os.path.exists(there):  # a signal that comes before its handler would end rank 0
-        time.sleep(0.05)
-    os._exit(75)
-if (life, fate) == ("1", "exit"):
-    os._exit(0)
-end_s = time.monotonic() + 60
+if (fate, life) == ("exit", "0"):
+    if rank == "0":
+        open(f"{folder}/0 is there", "w").close()
+    else:
+        while not os.path.exists(f"{folder}/0 is there"):  # a signal that comes before its handler would end rank 0
+            time.sleep(0.05)
+        os._exit(75)
+if (fate, world) == ("need the other", "2"):
+    if rank == "0":
+        held = open(f"{folder}/pipe", "w")
+    else:
+        open(f"{folder}/pipe").read()  # until the other has ended
+        say("is alone")
+        os._exit(1)
+end_s = time.monotonic() + 150
 while time.monotonic() < end_s:
     if os.getppid() != agent:
         say("has no agent now")
@@ -129,102 +98,170 @@ while time.monotonic() < end_s:
 """
 
 
-def waiting(fate="stay", leave_s=0, folder="/dev/null"):
-    """The end of a command line; ranks of which one is to end need a folder."""
-    return ["--no-python", "python", "-c", WAITING, fate, str(leave_s), str(folder)]
+def program(text, *arguments):
+    """The end of a command line."""
+    return ["--no-python", "python", "-c", text, *map(str, arguments)]
+
+
+def said(pattern, output):
+    """What all ranks said, as tuples of words or numbers."""
+    found = re.findall(pattern, output)
+    return [tuple(int(word) if word.isdigit() else word for word in words) for words in found]
+
+
+def wait_until(condition):
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+
+
+# -- the jobs -------------------------------------------------------------------------------------
+
+
+def one_rank_is_killed(folder):
+    """Rank 1 after step 7 of 12, with saves after every third; what both said."""
+    with loopback(1) as hosts:
+        options = ["--nproc-per-node=2", "--max-restarts=1"]
+        (agent,) = torchrun(hosts, *options, *program(TRAINING, folder, 7, 3), env=FRESH)
+        assert agent.wait(LIMIT_S) == 0, agent.output
+        return agent.output
+
+
+def one_rank_exits(folder):
+    """Rank 1 with code 75; once both ranks are there again, the agent is told to stop. What both said until each."""
+    with loopback(1) as hosts:
+        options = ["--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=1"]
+        (agent,) = torchrun(hosts, *options, *program(WAITING, "exit", folder))
+        for rank in (0, 1):
+            agent.wait_for(f"rank {rank} of 2 life 1: pid", LIMIT_S)
+        restarted = agent.output
+        os.kill(agent.pid, signal.SIGTERM)
+        agent.wait(LIMIT_S)
+        return restarted, agent.output.removeprefix(restarted)
+
+
+def two_agents_are_killed(folder):
+    """Of three: first agent 2, then agent 0, who hosts the rendezvous. What the others said until each."""
+    with loopback(3) as hosts:
+        # Agent 0 takes a node for dead whose heart has not beaten for 3 s, and says so and when its own has beaten.
+        conf = "keep_alive_interval=1,keep_alive_max_attempt="
+        each = {host: [f"--rdzv-conf=is_host=0,{conf}100"] for host in hosts}
+        each[hosts[0]] = [f"--rdzv-conf=is_host=1,{conf}3"]
+        env = {"LOGLEVEL": "DEBUG"}
+        agents = torchrun(hosts, "--max-restarts=3", *program(WAITING, "stay", folder), each=each.get, env=env)
+        for rank, agent in enumerate(agents):
+            agent.wait_for(f"rank {rank} of 3 life 0: pid", LIMIT_S)
+        os.kill(agents[2].pid, signal.SIGKILL)
+        agents[2].wait_for("rank 2 of 3 life 0: has no agent now", LIMIT_S)
+        agents[0].wait_for("Detected dead node '127.0.0.3", LIMIT_S)
+        beat = "has sent a keep-alive heartbeat"
+        later = agents[0].output.count(beat) + 3
+        wait_until(lambda: agents[0].output.count(beat) > later)
+        one_less = [agent.output for agent in agents[:2]]
+        os.kill(agents[0].pid, signal.SIGKILL)
+        return one_less, agents[1].wait(LIMIT_S), agents[1].output
+
+
+def a_node_joins_and_is_lost(fresh, restarts, folder):
+    """A job of one node, to which another comes, whose address is first; agent and rank of that are killed then."""
+    os.mkfifo(folder / "pipe")
+    with loopback(2) as (second, first):
+        port = first.free_port()
+
+        def start(host):
+            conf = f"is_host={int(host is first)},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
+            meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first.address}:{port}", f"--rdzv-conf={conf}"]
+            options = ["--nnodes=1:2", f"--max-restarts={restarts}", f"--local-addr={host.address}", *meet]
+            ranks = program(WAITING, "need the other", folder)
+            return host.start(["torchrun", *options, *ranks], {**host.agent_env, **env})
+
+        env = FRESH if fresh else {}
+        old = start(first)
+        old.wait_for("rank 0 of 1 life 0", LIMIT_S)
+        new = start(second)
+        old.wait_for("rank 1 of 2", LIMIT_S)
+        pid = re.search(r"pid (\d+)", new.wait_for("rank 0 of 2", LIMIT_S))[1]
+        os.kill(new.pid, signal.SIGKILL)
+        os.kill(int(pid), signal.SIGKILL)
+        old.wait_for("rank 0 of 1 life 1", LIMIT_S) if restarts else old.wait(LIMIT_S)
+        return old.output, new.output, old.returncode
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """What comes of each job; all begin at once."""
+    jobs = {
+        "fresh store": partial(a_node_joins_and_is_lost, True, 0),
+        "same store": partial(a_node_joins_and_is_lost, False, 1),
+    }
+    jobs |= {job.__name__: job for job in (one_rank_is_killed, one_rank_exits, two_agents_are_killed)}
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        yield {name: pool.submit(job, tmp_path_factory.mktemp("job")) for name, job in jobs.items()}
+
+
+# -- what they show -------------------------------------------------------------------------------
+
+
+@proves("ckpt-killed-rank-restarts-all")
+def test_a_killed_rank_costs_less_than_one_interval(jobs, tmp_path):
+    """Killed after step 7 of 12, saves after every third: both ranks come back, and all losses are as undisturbed."""
+
+    def undisturbed():
+        sys.argv = ["", str(tmp_path), "0", "3"]
+        exec(TRAINING, {})
+
+    steps = r"rank (\d) life \d step (\d+) loss (\S+)"
+    expected = [said(steps, rank.printed) for rank in postmortem(undisturbed, 2, init=False, env={LIFE: "0"})]
+    killed = jobs["one_rank_is_killed"].result()
+    lives = said(r"rank (\d) life (\d) pid (\d+) begins with (\d+)", killed)
+    assert sorted((rank, life, first) for rank, life, _, first in lives) == [(0, 0, 1), (0, 1, 7), (1, 0, 1), (1, 1, 7)]
+    assert len({pid for _, _, pid, _ in lives}) == 4
+    for rank in (0, 1):
+        trained = [step for step in said(steps, killed) if step[0] == rank]
+        assert len(expected[rank]) == 12 <= len(trained) < 12 + 3
+        assert set(trained) == set(expected[rank])  # bit for bit
 
 
 @proves("ckpt-any-exit-code-restarts")
-def test_a_rank_that_has_saved_and_stopped_is_started_again(tmp_path):
-    """Rank 1 ends with 75, as a program may after a save; the agent starts both ranks again, and itself ends with 0."""
-    with loopback(1) as hosts:
-        (agent,) = torchrun(hosts, "--nproc-per-node=2", "--max-restarts=1", *waiting("exit", folder=tmp_path), port=0)
-        assert agent.wait(LIMIT_S) == 0
-    assert sorted(said(r"rank (\d) of 2 life (\d): pid", agent.output)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+def test_a_rank_that_has_saved_and_stopped_is_started_again(jobs):
+    """Rank 1 ends with 75, as a program may after a save; the agent starts both ranks again."""
+    restarted, _ = jobs["one_rank_exits"].result()
+    assert "exitcode: 75" in restarted
+    assert sorted(said(r"rank (\d) of 2 life (\d): pid", restarted)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 @proves("ckpt-shutdown-timeout-on-signal-only")
-def test_the_shutdown_timeout_counts_when_the_agent_stops_and_not_at_a_restart(tmp_path):
-    """Asked for 1 s; a rank that needs 4 s gets them when its peer ends, and not when the agent is told to stop."""
-    with loopback(1) as hosts:
-        options = ["--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=1"]
-        (agent,) = torchrun(hosts, *options, *waiting("exit, then stay", 4, tmp_path), port=0)
-        for rank in (0, 1):
-            agent.wait_for(f"rank {rank} of 2 life 1: pid", LIMIT_S)
-        assert "rank 0 of 2 life 0: left by itself" in agent.output
-        os.kill(agent.pid, signal.SIGTERM)
-        agent.wait(LIMIT_S)
-    assert "life 1: got SIGTERM" in agent.output
-    assert "life 1: left by itself" not in agent.output
-
-
-def two_agents(hosts, *options, env=None):
-    """Agents of the same job on both machines, one rank each; ranks have what it takes to notice."""
-    agents = torchrun(hosts, *options, *waiting(), port=quiet_port(), env=env)
-    for rank, agent in enumerate(agents):
-        agent.wait_for(f"rank {rank} of 2 life 0: pid", LIMIT_S)
-    return agents
+def test_the_shutdown_timeout_counts_when_the_agent_stops_and_not_at_a_restart(jobs):
+    """Asked for 1 s; a rank that needs 2 s gets them when its peer ends, and not when the agent is told to stop."""
+    restarted, stopped = jobs["one_rank_exits"].result()
+    assert "rank 0 of 2 life 0: left by itself" in restarted
+    assert "life 1: got SIGTERM" in stopped
+    assert "life 1: left by itself" not in stopped
 
 
 @proves("ckpt-killed-agent-leaves-its-rank")
-def test_a_killed_agent_leaves_its_rank_and_nobody_notices():
-    """SIGKILL for agent 1: its rank lives on, and a node that is declared dead after 2 s is not missed after 4 s."""
-    with loopback(2) as hosts:
-        conf = [
-            f"--rdzv-conf=is_host={int(host is hosts[0])},keep_alive_interval=1,keep_alive_max_attempt=2"
-            for host in hosts
-        ]
-        agents = torchrun(
-            hosts, "--max-restarts=1", *waiting(), port=quiet_port(), each=lambda host: [conf[hosts.index(host)]]
-        )
-        for rank, agent in enumerate(agents):
-            agent.wait_for(f"rank {rank} of 2 life 0: pid", LIMIT_S)
-        os.kill(agents[1].pid, signal.SIGKILL)
-        agents[1].wait_for("rank 1 of 2 life 0: has no agent now", LIMIT_S)
-        time.sleep(4)
-        assert "got" not in agents[0].output
-        assert "life 1" not in agents[0].output
-        assert agents[0].returncode is None
+def test_a_killed_agent_leaves_its_rank_and_nobody_notices(jobs):
+    """SIGKILL for agent 2: its rank lives on, and agent 0, who has declared its node dead, does nothing."""
+    for output in jobs["two_agents_are_killed"].result()[0]:
+        assert "got SIG" not in output
+        assert "life 1" not in output
 
 
 @proves("ckpt-lost-rendezvous-host-ends-job")
-def test_without_the_agent_that_hosts_the_rendezvous_all_agents_end():
+def test_without_the_agent_that_hosts_the_rendezvous_all_agents_end(jobs):
     """SIGKILL for agent 0, which is not said to be special; agent 1 ends with an error, with restarts left."""
-    with loopback(2) as hosts:
-        agents = two_agents(hosts, "--max-restarts=3")
-        os.kill(agents[0].pid, signal.SIGKILL)
-        assert agents[1].wait(LIMIT_S) == 1
-    assert "RendezvousConnectionError" in agents[1].output
-    assert "rank 1 of 2 life 0: got SIGTERM" in agents[1].output
-    assert "life 1" not in agents[1].output
-
-
-@functools.cache
-def grown(fresh):
-    """A job of one node, to which another comes, whose address is first; what the ranks of both said."""
-    with loopback(2) as hosts:
-        first, second = hosts[1], hosts[0]
-        port = quiet_port()
-
-        def start(host, is_host):
-            conf = f"--rdzv-conf=is_host={is_host},last_call_timeout=1"
-            meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first.address}:{port}", conf]
-            options = ["--nnodes=1:2", f"--local-addr={host.address}", *meet]
-            return host.start(["torchrun", *options, *waiting()], {**host.agent_env, **env})
-
-        env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": str(int(fresh))}
-        old = start(first, 1)
-        old.wait_for("rank 0 of 1 life 0", LIMIT_S)
-        new = start(second, 0)
-        old.wait_for("rank 1 of 2", LIMIT_S)
-        new.wait_for("rank 0 of 2", LIMIT_S)
-        return old.output, new.output
+    _, code, output = jobs["two_agents_are_killed"].result()
+    assert code == 1
+    assert "RendezvousConnectionError" in output
+    assert "rank 1 of 3 life 0: got SIGTERM" in output
+    assert "life 1" not in output
 
 
 @proves("ckpt-growth-is-no-restart")
-def test_a_node_that_joins_restarts_the_others_without_counting():
+def test_a_node_that_joins_restarts_the_others_without_counting(jobs):
     """No restart is allowed, and yet the old rank ends and begins anew, with another number; the count stays 0."""
-    old, new = grown(True)
+    old, new, _ = jobs["fresh store"].result()
     lives = re.findall(r"(rank \d of \d life \d): pid", old)
     assert lives == ["rank 0 of 1 life 0", "rank 1 of 2 life 0"]
     assert "rank 0 of 1 life 0: got SIGTERM" in old
@@ -232,48 +269,23 @@ def test_a_node_that_joins_restarts_the_others_without_counting():
 
 
 @proves("ckpt-grown-ranks-need-a-fresh-store")
-@pytest.mark.parametrize("fresh", [True, False])
-def test_after_growth_ranks_are_sent_to_two_stores_unless_told_otherwise(fresh):
+@pytest.mark.parametrize("store", ["fresh store", "same store"])
+def test_after_growth_ranks_are_sent_to_two_stores_unless_told_otherwise(jobs, store):
     """The newcomer has rank 0; by default the old node still sends its rank to the store of before."""
-    old, new = grown(fresh)
+    old, new, _ = jobs[store].result()
     (here,) = re.findall(r"rank 1 of 2 .* store at (\d+)", old)
     (there,) = re.findall(r"rank 0 of 2 .* store at (\d+)", new)
-    assert (here == there) == fresh
-
-
-LOSING = """
-import datetime, os, sys, time, torch, torch.distributed as dist
-rank, world, life = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
-MEET
-dist.barrier()
-print(f"rank {rank} of {world} life {life} pid {os.getpid()}\\n", end="", flush=True)
-for _ in range(600):
-    dist.all_reduce(torch.zeros(1))
-    time.sleep(0.1)
-""".replace("MEET", MEET)
+    assert (here == there) == (store == "fresh store")
 
 
 @proves("ckpt-lost-node-takes-a-restart")
-@pytest.mark.parametrize("restarts", [1, 0])
-def test_a_lost_node_takes_a_restart_of_those_that_stay(restarts, tmp_path):
-    """Agent 1 and its rank are killed: the other rank goes on alone in life 1, if it may restart; else it is over."""
-    with loopback(2) as hosts:
-        port = quiet_port()
-
-        def start(host):
-            conf = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
-            meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[0].address}:{port}"]
-            meet += [f"--rdzv-conf=is_host={int(host is hosts[0])},{conf}", f"--local-addr={host.address}"]
-            command = ["torchrun", "--nnodes=1:2", f"--max-restarts={restarts}", *meet, "--no-python"]
-            return host.start([*command, "python", "-c", LOSING, str(tmp_path / "meet")], {**host.agent_env, **FRESH})
-
-        agents = [start(host) for host in hosts]
-        agents[0].wait_for("rank 0 of 2 life 0", LIMIT_S)
-        pid = int(agents[1].wait_for("rank 1 of 2 life 0", LIMIT_S).split()[-1])
-        os.kill(agents[1].pid, signal.SIGKILL)
-        os.kill(pid, signal.SIGKILL)
-        if restarts:
-            agents[0].wait_for("rank 0 of 1 life 1", LIMIT_S)
-        else:
-            assert agents[0].wait(LIMIT_S) == 1
-            assert "life 1" not in agents[0].output
+def test_a_lost_node_takes_a_restart_of_those_that_stay(jobs):
+    """A node and its rank are killed: the other rank goes on alone in life 1, if it may restart; else it is over."""
+    old, _, code = jobs["same store"].result()  # one restart
+    assert "rank 1 of 2 life 0: is alone" in old
+    assert "rank 0 of 1 life 1: pid" in old
+    assert code is None
+    old, _, code = jobs["fresh store"].result()  # none
+    assert "rank 1 of 2 life 0: is alone" in old
+    assert "life 1" not in old
+    assert code == 1

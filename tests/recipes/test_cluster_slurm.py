@@ -11,6 +11,7 @@ import pytest
 from slurm import Slurm, readers_folder
 
 Finished = Callable[[str, int], dict[int, str]]
+pytestmark = pytest.mark.full
 LIMIT_S = 100  # a job takes 5 to 15 s on two free cores; no result depends on it
 
 

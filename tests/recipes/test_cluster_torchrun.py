@@ -5,10 +5,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from ddplab.machines import Machine, Nodes, Program, torchrun
 
 PROGRAM = str(Path(__file__).with_name("stand_in.py"))
 FOREVER = ("--nproc-per-node=1", PROGRAM, "--steps=1000000", "--timeout-s=10", "--checkpoint=never.pt")
+pytestmark = pytest.mark.full
 LIMIT_S = 60  # for what takes 3 to 20 s on two free cores; no result depends on it
 
 

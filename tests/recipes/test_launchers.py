@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddplab.machines import PATH
+from ddplab.machines import PATH, loopback
 from ddplab.recipes import FOLDER, torchrun
 from slurm import Slurm
 from tools import free_port, missing
@@ -30,6 +30,7 @@ def validation(said: str) -> str:
     return re.search(r"validation loss \S+", said)[0]
 
 
+@pytest.mark.full
 def test_spawn_trains_as_torchrun_does(tmp_path: Path) -> None:
     """The same program, unchanged: two ranks end with the same validation loss under both."""
     spawned = python("spawn.py", "2", "train.py", *SMALL, f"--out={tmp_path}/spawn")
@@ -37,6 +38,7 @@ def test_spawn_trains_as_torchrun_does(tmp_path: Path) -> None:
     assert validation(spawned.stdout) == validation(torchrun("train.py", 2, *SMALL, f"--out={tmp_path}/torchrun"))
 
 
+@pytest.mark.full
 def test_spawn_passes_on_the_exit_code() -> None:
     """2: train.py refuses a batch that two ranks cannot share; torchrun would say 1."""
     assert python("spawn.py", "2", "train.py", "--batch=7").returncode == 2
@@ -45,6 +47,7 @@ def test_spawn_passes_on_the_exit_code() -> None:
     assert usage.stderr.startswith("usage:")
 
 
+@pytest.mark.full
 def test_notebook(tmp_path: Path) -> None:
     """Every cell of the notebook, in a kernel: torchrun, a written file, launch, and the spawn that fails."""
     try:
@@ -75,6 +78,7 @@ def test_notebook(tmp_path: Path) -> None:
     assert "ProcessExitedException" in spawned
 
 
+@pytest.mark.full
 def test_slurm_numbers_processes(slurm: Slurm, tmp_path: Path) -> None:
     """srun sets SLURM_ variables and none of those that init_process_group reads."""
     script = tmp_path / "variables.sbatch"
@@ -131,27 +135,20 @@ def test_the_schema_wants_a_runtime(validate) -> None:
         validate(job)
 
 
+@pytest.mark.full
 def test_torchrun_in_pods(tmp_path: Path) -> None:
     """Two agents with the command of the manifest and the variables that Kubeflow's runtime sets in each pod."""
     command = manifest()["spec"]["trainer"]["command"]
     assert command == ["torchrun", "/workspace/train.py"]  # no options: all comes from the environment
     meet = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
     meet["PET_MASTER_PORT"] = str(free_port())
-    pods = [
-        subprocess.Popen(
-            ["torchrun", str(FOLDER / "train.py"), *SMALL, f"--out={tmp_path}"],
-            env={**CLEAN, **meet, "PET_NODE_RANK": str(node), "PATH": PATH, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for node in range(2)
-    ]
-    try:
-        said = pods[0].communicate(timeout=100)[0]
-        assert "of 2 ranks" in said
-        assert "complete after step 4" in said, said
-    finally:
-        for pod in pods:
-            pod.kill()
-            pod.communicate()
+    with loopback(2) as hosts:
+        pods = [
+            host.start(
+                ["torchrun", str(FOLDER / "train.py"), *SMALL, f"--out={tmp_path}"], {**meet, "PET_NODE_RANK": node}
+            )
+            for host, node in zip(hosts, "01", strict=True)
+        ]
+        said = pods[0].wait(100) or pods[0].output
+    assert "of 2 ranks" in said
+    assert "complete after step 4" in said, said

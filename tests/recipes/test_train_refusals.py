@@ -1,13 +1,12 @@
 """What train.py cannot do it says in one line, on rank 0, and every rank leaves with code 2."""
 
 import hashlib
-import resource
 import textwrap
 
 import pytest
 import torch
 
-from trainer import TINY, TRAIN, call, checkpoint, files, start, train
+from trainer import TINY, TRAIN, call, checkpoint, files, start, start_python, train
 
 
 def refusal(ranks: int, *args: object, how=call, **options) -> str:
@@ -91,10 +90,14 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
         newer.unlink()
     whole = path.read_bytes()
 
-    def few_bytes():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-
-    one, other = start(2, *same, "--out", tmp_path, preexec_fn=few_bytes)
+    program = tmp_path / "few_bytes.py"
+    program.write_text(
+        "import resource, runpy, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    one, other = start(2, TRAIN, *same, "--out", tmp_path, program=program)
     assert (one.code, other.code, other.err) == (2, 2, "")
     assert one.err.count("\n") == 1
     assert one.err.startswith("train.py: rank 0: ")
@@ -165,17 +168,19 @@ def stand_ins(tmp_path):
     return folder
 
 
+@pytest.mark.full
 def test_a_hub_model_learns_mrpc_on_stand_ins(stand_ins, tmp_path):
     flags = ["--dataset", "mrpc", "--model", "hf:tiny", "--context", 20, "--batch", 8, "--steps", 40, "--lr", 0.05]
-    said = train(2, *flags, "--out", tmp_path, how=start, env={"PYTHONPATH": str(stand_ins)})
+    said = train(2, *flags, "--out", tmp_path, how=start_python, path=stand_ins)
     assert "accuracy 100.0%" in said
     assert set(checkpoint(tmp_path)["model"]) == {"embed.weight", "head.weight", "head.bias"}
 
 
+@pytest.mark.full
 def test_a_hub_that_has_no_such_model_or_libraries_that_are_missing(stand_ins, tmp_path):
     flags = ["--dataset", "mrpc", "--out", tmp_path, "--model"]
-    env = {"PYTHONPATH": str(stand_ins)}
-    said = refusal(2, *flags, "hf:absent", how=start, env=env)
+    said = refusal(2, *flags, "hf:absent", how=start_python, path=stand_ins)
     assert "OSError: absent is not a local folder and is not a valid model identifier" in said
     (stand_ins / "transformers.py").write_text("raise ModuleNotFoundError(\"No module named 'transformers'\")")
-    assert "ModuleNotFoundError: No module named 'transformers'" in refusal(1, *flags, "hf:tiny", how=start, env=env)
+    said = refusal(1, *flags, "hf:tiny", how=start_python, path=stand_ins)
+    assert "ModuleNotFoundError: No module named 'transformers'" in said

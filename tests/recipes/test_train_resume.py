@@ -5,15 +5,28 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 
 import pytest
 
 from ddplab import checkpoint as manager
-from trainer import TINY, TRAIN, call, checkpoint, curve, files, live, losses, same_bits, start, train
+from ddplab.machines import loopback
+from trainer import (
+    LIMIT_S,
+    TINY,
+    TRAIN,
+    call,
+    checkpoint,
+    curve,
+    files,
+    live,
+    losses,
+    same_bits,
+    start,
+    start_python,
+    train,
+)
 
 STEPS_PER_EPOCH = 21  # of 3,000 letters, in samples of 16, nine tenths of them in steps of 8
 SIGNALLED = """
@@ -79,6 +92,7 @@ def test_stopped_within_an_epoch_it_ends_bit_for_bit_as_if_it_never_had(same, si
     assert checkpoint(tmp_path / "alone")["step"] == STEPS_PER_EPOCH + 9
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_killed_anywhere_it_makes_the_same_curve_and_the_same_bits(same, ranks, tmp_path):
     """KILLS=n kills that often for each number of ranks; the last checkpoint is never lost."""
@@ -142,6 +156,7 @@ def test_resume_never_begins_anew_and_sets_aside_what_was_there(same, tmp_path):
     assert "resumed after step 4" in train(2, *same, "--steps", 4)
 
 
+@pytest.mark.full
 def test_it_runs_with_the_managers_file_beside_it_in_place_of_the_kit(tmp_path):
     shutil.copy(TRAIN, tmp_path)
     shutil.copy(manager.__file__, tmp_path)
@@ -149,38 +164,26 @@ def test_it_runs_with_the_managers_file_beside_it_in_place_of_the_kit(tmp_path):
     text.write_text("some text " * 100)
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['ddplab'] = None  # is not installed")
     run = [*TINY, "--data", text, "--out", tmp_path / "out"]
-    first, second = (
-        start(1, *run, "--steps", 2, program=tmp_path / "train.py", env={"PYTHONPATH": str(tmp_path)})[0] for _ in "12"
-    )
+    first, second = (start_python(1, *run, "--steps", 2, program=tmp_path / "train.py", path=tmp_path)[0] for _ in "12")
     assert "complete after step 2" in first.out, first.err
     assert second.out.startswith("resumed after step 2")
     (tmp_path / "checkpoint.py").unlink()
-    (alone,) = start(1, *run, program=tmp_path / "train.py", env={"PYTHONPATH": str(tmp_path)})
+    (alone,) = start_python(1, *run, program=tmp_path / "train.py", path=tmp_path)
     assert "# its file, copied beside this" in alone.err
     assert alone.err.endswith("No module named 'checkpoint'\n")
 
 
+@pytest.mark.full
 def test_a_signal_to_torchrun_reaches_the_ranks(tmp_path):
     options = ["--standalone", "--nproc-per-node=2", "--signals-to-handle=SIGTERM,SIGUSR1"]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, str(TRAIN), *map(str, TINY)]
-    with subprocess.Popen(
-        [*command, "--steps", "1000000", "--out", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    ) as agent:
-        try:
-            for line in agent.stdout:
-                if line.startswith("step     3"):
-                    agent.send_signal(signal.SIGUSR1)
-                if line.startswith("stopped"):
-                    break
-            said = line + agent.communicate(timeout=60)[0]
-        finally:
-            if agent.poll() is None:
-                os.killpg(agent.pid, signal.SIGKILL)
+    with loopback(1) as (host,):
+        agent = host.start(
+            ["torchrun", *options, str(TRAIN), *map(str, TINY), "--steps", "1000000", "--out", str(tmp_path)]
+        )
+        agent.wait_for("step     3", LIMIT_S)
+        os.kill(agent.pid, signal.SIGUSR1)
+        assert agent.wait(LIMIT_S)
+    said = agent.output[agent.output.index("stopped") :]
     assert said.startswith("stopped by a signal and saved")
-    assert said.count("\n") == 1
-    assert agent.returncode != 0
+    assert not losses(said)
     assert checkpoint(tmp_path)["step"] >= 3

@@ -17,10 +17,12 @@ import torch
 from torch.utils.data import DataLoader, StackDataset
 
 from ddplab import launch
+from ddplab.machines import loopback
 from ddplab.recipes import FOLDER, torchrun
-from trainer import TINY, TRAIN, checkpoint, losses, start, tensors, train, validation
+from trainer import LIMIT_S, TINY, TRAIN, checkpoint, losses, start, tensors, train, validation
 
 
+@pytest.mark.full
 def test_the_validation_loss_falls_under_torchrun(tmp_path):
     small = ["--width", "64", "--layers", "2", "--steps", "90", "--save-every", "30"]
     said = torchrun("train.py", 2, "--out", str(tmp_path), *small)
@@ -55,6 +57,7 @@ def test_each_rank_has_its_own_samples_and_its_own_dropout(tmp_path):
     assert not one["torch"].equal(other["torch"])
 
 
+@pytest.mark.full
 def test_half_precision_learns_as_full_precision_does(tmp_path):
     same = [*TINY, "--steps", 40, "--log-every", 10]
     kinds = ["fp32", "bf16", "fp16"]
@@ -71,9 +74,10 @@ def test_slurm_variables_are_enough(tmp_path):
 
 
 def test_alone_without_any_variable(tmp_path):
-    command = [sys.executable, TRAIN, *map(str, TINY), "--steps", "2", "--out", tmp_path]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert "1 ranks × 1" in said.stdout
+    with loopback(1) as (host,):
+        alone = host.fork(["python", str(TRAIN), *map(str, TINY), "--steps", "2", "--out", str(tmp_path)])
+        assert alone.wait(LIMIT_S) == 0
+    assert "1 ranks × 1" in alone.output
 
 
 def test_a_profile_of_each_rank_shows_one_all_reduce_of_gradients_a_step(tmp_path):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from ..launcher import reserve_port
+from .forks import Fork
 from .programs import Program
 
 
@@ -26,6 +28,7 @@ class Machine:
         # What torchrun needs: on one host all agents would else give the same name and address.
         self.agent_options = [f"--local-addr={address}"]
         self.agent_env = {"GLOO_SOCKET_IFNAME": interface}
+        self.namespaces: list[str] = []  # files of those that a process enters to be there
         self._programs: list[Program] = []
         self._ports: list[socket.socket] = []
 
@@ -40,7 +43,14 @@ class Machine:
 
     def start(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> Program:
         """Start a command there and go on; it ends with the machine at the latest."""
+        if command[0] == "torchrun":
+            return self.fork(command, env)
         self._programs.append(Program(self.enter(command), env))
+        return self._programs[-1]
+
+    def fork(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> Program:
+        """The same for torchrun and for Python with a file, in a process that has imported torch already."""
+        self._programs.append(Program(command, env, partial(Fork, namespaces=self.namespaces)))
         return self._programs[-1]
 
     def run(self, command: Sequence[str], timeout_s: float = 30, env: Mapping[str, str] | None = None) -> str:

@@ -47,6 +47,8 @@ class Node(Machine):
         self.by_root = not user  # real root's, not that of a user namespace
         self._user = user
         self._init, self.pid = _holder([*outer, "unshare", "--net", "--uts", "--mount", "--pid", "--fork"])
+        kinds = [*(["user"] if user else []), "net", "uts", "pid", "mnt"]
+        self.namespaces = [f"/proc/{self.pid}/ns/{kind}" for kind in kinds]
 
     def free_port(self) -> int:
         """Of the rendezvous: nothing else listens on a node."""

@@ -9,11 +9,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from .forks import Fork
 
 # For all that is started. This Python's own torchrun comes first; root's tools come last.
 PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+def _popen(command: list[str], variables: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=variables,
+        start_new_session=True,
+    )
 
 
 class Program:
@@ -22,24 +37,22 @@ class Program:
     Args:
         command: the program and its arguments.
         env: environment variables besides those of this process.
+        start: what starts it, given the command and all variables.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        start: Callable[[list[str], dict[str, str]], subprocess.Popen[str] | Fork] = _popen,
+    ) -> None:
         self.command = list(command)
         self.lines: list[tuple[float, str]] = []
         self._news = threading.Condition()
         self._started = time.monotonic()
         self._ended_s = 0.0
-        self._process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, "PATH": PATH, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})},
-            start_new_session=True,
-        )
+        variables = {**os.environ, "PATH": PATH, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
+        self._process = start(self.command, variables)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -71,7 +84,7 @@ class Program:
             self.kill()
             raise TimeoutError(f"still ran after {timeout_s:g} s: {' '.join(self.command)}\n{self.output}") from None
         self._reader.join(2)
-        return self._process.returncode
+        return int(self._process.poll() or 0)
 
     def wait_for(self, text: str, timeout_s: float) -> str:
         """Wait until a line has this text; return the line. Raises TimeoutError, or RuntimeError if it ends first."""
