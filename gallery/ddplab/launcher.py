@@ -22,6 +22,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ _CONSEQUENCE = re.compile(r"Connection (closed|reset|refused)|Broken pipe|Socket
 _CHATTER = re.compile(r"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks.*\n?", re.MULTILINE)
 _FORKSERVER = multiprocessing.get_context("forkserver")
 _ONE_AT_A_TIME = threading.RLock()  # launches may run in several threads; cloudpickle and multiprocessing would not
+_LASTING_THREAD = ThreadPoolExecutor(1)  # the fork server dies with the thread that started it
 _GRACE_S = 0.3  # after the first failure: time for the rank that caused it to be heard
 
 
@@ -341,6 +343,9 @@ def _by_value(worker: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 def _start_fork_server() -> None:
     """Start what ranks are forked from, unless it runs; it ignores Ctrl-C, which is for this process."""
     _FORKSERVER.set_forkserver_preload(["ddplab._preload"])
+    if threading.current_thread() is not threading.main_thread():
+        _LASTING_THREAD.submit(multiprocessing.forkserver.ensure_running).result()
+        return
     with _on_ctrl_c(signal.SIG_IGN):  # inherited
         multiprocessing.forkserver.ensure_running()
 
