@@ -22,6 +22,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ _CONSEQUENCE = re.compile(r"Connection (closed|reset|refused)|Broken pipe|Socket
 # gloo prints this to stdout, once per rank and process group.
 _CHATTER = re.compile(r"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks.*\n?", re.MULTILINE)
 _FORKSERVER = multiprocessing.get_context("forkserver")
-_ONE_AT_A_TIME = threading.Lock()  # of what starts processes in several threads
+_ONE_AT_A_TIME = threading.RLock()  # launches may run in several threads; cloudpickle and multiprocessing would not
+_LASTING_THREAD = ThreadPoolExecutor(1)  # the fork server dies with the thread that started it
 _GRACE_S = 0.3  # after the first failure: time for the rank that caused it to be heard
 
 
@@ -79,6 +81,7 @@ def launch(
     worker can start with ``dist.get_rank()``. With ``init=False`` it finds the variables only.
     What a rank prints is shown as its lane. NCCL is used when every rank can have a GPU of its own
     (or share one, where the installed NCCL allows that), gloo otherwise; :func:`ddplab.device` is the rank's device.
+    Launches may run side by side, each in a thread of its own.
 
     Args:
         worker: any callable; it is sent by value, so it may be defined in the script itself.
@@ -161,7 +164,8 @@ def _run(
                 stacks=f"{folder}/{rank}.stacks",
                 at_end=at_end,
             )
-            with _ctrl_c_waits():  # or a rank that was just started would not be known yet, and not be ended
+            # A Ctrl-C waits: a rank that was just started would not be known yet, and not be ended.
+            with _ctrl_c_waits(), _ONE_AT_A_TIME:
                 ranks.append(_Rank(job, listener if rank == 0 else None))
                 stack.callback(ranks[-1].kill)
         if init:
@@ -210,7 +214,8 @@ class _Rank:
         outbox.close()
 
     def running(self) -> bool:
-        return self.process.exitcode is None
+        with _ONE_AT_A_TIME:
+            return self.process.exitcode is None
 
     def receive(self) -> _Failure | None:
         """Take the rank's report; return its failure, if it is one."""
@@ -246,8 +251,13 @@ class _Rank:
                 os.killpg(pid, signal.SIGKILL)
         if self.running():
             self.process.kill()
-        self.process.join()
+        self.reap()
         self.inbox.close()
+
+    def reap(self) -> None:
+        """Take the exit code, of which there is one: a start in another thread would take it, too."""
+        with _ONE_AT_A_TIME:
+            self.process.join()
 
 
 def _wait(ranks: list[_Rank], deadline: float, grace_s: float) -> list[_Failure] | None:
@@ -269,7 +279,7 @@ def _wait(ranks: list[_Rank], deadline: float, grace_s: float) -> list[_Failure]
                 if rank.reported and rank.job.at_end == "stay":
                     waiting.pop(rank.process.sentinel, None)
             else:
-                rank.process.join()
+                rank.reap()
                 unheard = rank.inbox in waiting and rank.inbox.poll()
                 failure = None if rank.reported or unheard else rank.death()
             rank.ended_s = min(rank.ended_s, time.monotonic())
@@ -330,16 +340,20 @@ def _by_value(worker: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     by_reference = module is None or module.__name__ == "__main__" or module.__name__.split(".")[0] == "ddplab"
     if by_reference:  # cloudpickle already sends the functions of __main__ by value
         return bytes(cloudpickle.dumps((worker, args)))
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        return bytes(cloudpickle.dumps((worker, args)))
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
+    with _ONE_AT_A_TIME:
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            return bytes(cloudpickle.dumps((worker, args)))
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _start_fork_server() -> None:
     """Start what ranks are forked from, unless it runs; it ignores Ctrl-C, which is for this process."""
     _FORKSERVER.set_forkserver_preload(["ddplab._preload"])
+    if threading.current_thread() is not threading.main_thread():
+        _LASTING_THREAD.submit(multiprocessing.forkserver.ensure_running).result()
+        return
     with _on_ctrl_c(signal.SIG_IGN):  # inherited
         multiprocessing.forkserver.ensure_running()
 

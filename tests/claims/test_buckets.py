@@ -1,5 +1,7 @@
 """How buckets are filled, rebuilt and launched, read back from a communication hook."""
 
+import copy
+
 import torch
 import torch.distributed as dist
 from proof import proves
@@ -59,9 +61,12 @@ def test_the_first_bucket_has_a_small_cap_unless_one_is_given():
     def worker(layers, **options):
         return [len(bucket) for bucket in watched_steps(mlp(layers=layers), torch.ones(2, 512), 2, **options)[2][1]]
 
-    assert launch(worker, 2, 28) == [[1, 25, 2]] * 2
-    assert launch(lambda: worker(8, bucket_cap_mb=3), 2) == [[3, 3, 2]] * 2
-    assert launch(lambda: worker(8, bucket_cap_mb=25), 2) == [[8]] * 2  # the documented default is not the default
+    for default, three, twenty_five in launch(
+        lambda: (worker(28), worker(8, bucket_cap_mb=3), worker(8, bucket_cap_mb=25)), 2
+    ):
+        assert default == [1, 25, 2]
+        assert three == [3, 3, 2]
+        assert twenty_five == [8]  # the documented default is not the default
 
 
 @proves("buckets-reverse-order")
@@ -71,8 +76,9 @@ def test_the_list_of_buckets_is_reversed_at_construction():
     def worker(**options):
         return watched_steps(mlp(layers=5), torch.ones(2, 512), 1, find_unused_parameters=True, **options)[2][0]
 
-    assert launch(lambda: worker(bucket_cap_mb=2), 2) == [[[4], [2, 3], [0, 1]]] * 2
-    assert launch(worker, 2) == [[[1, 2, 3, 4], [0]]] * 2  # so the first cap, 1 MiB, is that of the last bucket
+    for two, default in launch(lambda: (worker(bucket_cap_mb=2), worker()), 2):
+        assert two == [[4], [2, 3], [0, 1]]
+        assert default == [[1, 2, 3, 4], [0]]  # so the first cap, 1 MiB, is that of the last bucket
 
 
 @proves("buckets-greedy")
@@ -81,14 +87,17 @@ def test_the_greedy_rule_predicts_the_buckets_of_ddp():
     conv = nn.Sequential(*[nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64)) for _ in range(6)])
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(128, 4, 512, batch_first=True), 3)
 
-    def worker(model, inputs, cap_mib):
-        _, (order, _), (_, buckets) = watched_steps(model, inputs, 2, bucket_cap_mb=cap_mib)
-        return [parameter.nbytes for parameter in model.parameters()], order, buckets
+    caps_mib = (None, 0.1, 1.5, 4)
+
+    def worker(model, inputs):
+        for cap_mib in caps_mib:
+            _, (order, _), (_, buckets) = watched_steps(copy.deepcopy(model), inputs, 2, bucket_cap_mb=cap_mib)
+            yield [parameter.nbytes for parameter in model.parameters()], order, buckets
 
     for model, inputs in (mlp(), torch.ones(2, 512)), (conv, torch.ones(2, 64, 6, 6)), (encoder, torch.ones(2, 4, 128)):
-        for cap_mib in (None, 0.1, 1.5, 4):
-            first, cap = (1 * MIB, 25 * MIB) if cap_mib is None else (int(cap_mib * MIB), int(cap_mib * MIB))
-            for sizes, order, buckets in launch(worker, 2, model, inputs, cap_mib):
+        for found in launch(lambda *case: list(worker(*case)), 2, model, inputs):
+            for cap_mib, (sizes, order, buckets) in zip(caps_mib, found, strict=True):
+                first, cap = (1 * MIB, 25 * MIB) if cap_mib is None else (int(cap_mib * MIB), int(cap_mib * MIB))
                 predicted = assign([sizes[i] for i in order], cap, first)
                 assert buckets == [[order[position] for position in bucket] for bucket in predicted]
 
@@ -144,9 +153,8 @@ def test_a_backward_issues_one_allreduce_per_bucket():
         return [[name.split(":")[1] for name in names] for names in seen]
 
     for ranks in (2, 3, 4):
-        for bucket_cap_mb, buckets in ((1, 6), (2, 3), (4, 2), (25, 1)):
-            results = launch(worker, ranks, bucket_cap_mb)
-            assert results == [[["all_reduce"], ["all_reduce"] * buckets]] * ranks
+        for found in launch(lambda: [worker(bucket_cap_mb) for bucket_cap_mb in (1, 2, 4, 25)], ranks):
+            assert found == [[["all_reduce"], ["all_reduce"] * buckets] for buckets in (6, 3, 2, 1)]
 
 
 @proves("launch-in-order")
@@ -191,5 +199,6 @@ def test_gradients_share_the_buckets_memory_only_on_request():
             shared.append([weight.grad.untyped_storage().data_ptr() in memory for weight in model.parameters()])
         return shared
 
-    assert launch(worker, 2) == [[[False] * 3] * 3] * 2
-    assert launch(lambda: worker(gradient_as_bucket_view=True), 2) == [[[True] * 3] * 3] * 2
+    for by_default, on_request in launch(lambda: (worker(), worker(gradient_as_bucket_view=True)), 2):
+        assert by_default == [[False] * 3] * 3
+        assert on_request == [[True] * 3] * 3

@@ -28,6 +28,7 @@ def test_graphs_end_where_the_greedy_rule_closes_a_bucket():
     """A backend that compiles nothing counts the layers of each graph, at the default and at explicit caps."""
 
     def worker(cap_mib):
+        torch.compiler.reset()
         graphs = []
 
         def note(graph, inputs):
@@ -40,9 +41,10 @@ def test_graphs_end_where_the_greedy_rule_closes_a_bucket():
             compiled(torch.ones(2, 512, device=device())).sum().backward()
         return graphs, len(ddp_facts(ddp)["rebuilt_bucket_sizes"].split(", "))
 
-    for cap_mib in (None, 1, 2):
-        rule = assign([MIB] * 5, cap_bytes=(cap_mib or 25) * MIB, first_cap_bytes=MIB)
-        for graphs, buckets in launch(worker, 2, cap_mib, quiet=True):
+    caps_mib = (None, 1, 2)
+    for found in launch(lambda: [worker(cap_mib) for cap_mib in caps_mib], 2, quiet=True):
+        for cap_mib, (graphs, buckets) in zip(caps_mib, found, strict=True):
+            rule = assign([MIB] * 5, cap_bytes=(cap_mib or 25) * MIB, first_cap_bytes=MIB)
             assert graphs == [len(group) for group in reversed(rule)]
             if cap_mib is None:
                 assert len(graphs) == buckets == 2

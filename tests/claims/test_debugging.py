@@ -67,7 +67,7 @@ def one_does_not_come():
 @proves("debug-stack-tells-the-absent-rank")
 def test_the_stack_of_the_absent_rank_names_its_line():
     """A stack is taken from outside while both ranks still run."""
-    waiting, absent = postmortem(one_does_not_come, 2, timeout_s=8)
+    waiting, absent = postmortem(one_does_not_come, 2, timeout_s=5)
     assert (waiting.how, absent.how) == ("hung", "hung")
     assert waiting.where.startswith("backward, called by one_does_not_come")
     assert absent.where.startswith("read_for_ever at line")

@@ -6,15 +6,16 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
 import time
+import traceback
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -67,8 +68,9 @@ def test_monitored_barrier_names_who_is_missing_and_a_barrier_does_not():
         else:
             dist.monitored_barrier(group, timeout=seconds(1), wait_all_ranks=kind == "all")
 
-    for kind, named in (("barrier", None), ("first", "Rank 1 failed"), ("all", "Ranks 1, 3 failed")):
-        endings = postmortem(worker, 4, kind)
+    cases = (("barrier", None), ("first", "Rank 1 failed"), ("all", "Ranks 1, 3 failed"))
+    runs = side_by_side(*(partial(postmortem, worker, 4, kind) for kind, _ in cases))
+    for (_, named), endings in zip(cases, runs, strict=True):
         assert [e.how for e in endings] == ["raised", "returned", "raised", "returned"], report(endings)
         words = endings[0].error
         assert named in words if named else "rank" not in words.lower()
@@ -88,8 +90,9 @@ def test_detail_names_both_collectives_on_every_rank_unless_their_fingerprints_a
             dist.all_reduce(value, group=group)
         return loss.item()
 
-    for level in ("OFF", "INFO", "DETAIL"):
-        endings = postmortem(sizes, 2, env={"TORCH_DISTRIBUTED_DEBUG": level})
+    levels = ("OFF", "INFO", "DETAIL")
+    runs = side_by_side(*(partial(postmortem, sizes, 2, env={"TORCH_DISTRIBUTED_DEBUG": level}) for level in levels))
+    for level, endings in zip(levels, runs, strict=True):
         named = ["TensorShape=[8]" in e.error and "TensorShape=[4]" in e.error for e in endings]
         assert named == [level == "DETAIL"] * 2, report(endings)
     endings = postmortem(swapped, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
@@ -101,7 +104,7 @@ def test_the_comparator_names_rank_collective_and_line_of_a_real_hang(tmp_path):
     """One rank skips a DDP step alone: its dump and the others' part at that step, each with the line it stands in."""
 
     def worker(folder):
-        rank, group = dist.get_rank(), dist.new_group(backend="gloo", timeout=seconds(3))
+        rank, group = dist.get_rank(), dist.new_group(backend="gloo", timeout=seconds(2))
         model = DDP(nn.Linear(4, 1), process_group=group)
         with dump_when_stuck(folder, after_s=0.5):
             for step in range(4):
@@ -148,6 +151,14 @@ def test_the_comparator_shows_a_swap_that_nothing_else_shows(tmp_path):
 def test_torchs_analyser_fails_on_gloos_dump_as_it_is_and_reads_it_with_the_members_added(tmp_path):
     """The same hang, dumped twice: as torch writes it the analyser raises KeyError, with members it names the rank."""
 
+    def analyse(folder):
+        def analyser():
+            from torch.distributed.flight_recorder.fr_trace import main
+
+            main([str(folder), "--prefix", "rank"])
+
+        return postmortem(analyser, 1, init=False)
+
     def worker(raw, full):
         if dist.get_rank() == 0:
             dist.all_reduce(torch.ones(3), async_op=True)
@@ -159,24 +170,20 @@ def test_torchs_analyser_fails_on_gloos_dump_as_it_is_and_reads_it_with_the_memb
     folders[0].mkdir()
     endings = postmortem(worker, 2, *map(str, folders))
     assert [e.how for e in endings] == ["returned"] * 2, report(endings)
-    runs = [
-        subprocess.run(
-            [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder), "--prefix", "rank"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        for folder in folders
-    ]
-    assert runs[0].returncode != 0
-    assert "KeyError" in runs[0].stderr
-    assert runs[1].returncode == 0
-    assert "missing ranks: {1}" in runs[1].stdout + runs[1].stderr
+    (as_it_is,), (with_members,) = side_by_side(*(partial(analyse, folder) for folder in folders))
+    assert as_it_is.how == "raised"
+    assert as_it_is.error.startswith("KeyError")
+    assert with_members.how == "returned"
+    assert "missing ranks: {1}" in with_members.printed
 
 
 @proves("tool-stacks-from-inside")
 def test_faulthandler_writes_the_stack_of_a_rank_that_waits_and_python_handlers_do_not_run(tmp_path):
     """A rank waits in an all-reduce: faulthandler's dump names the line at once, a handler in Python stays silent."""
+
+    def functions_of(thread):
+        frames = traceback.walk_stack(sys._current_frames()[thread.ident])
+        return [frame.f_code.co_name for frame, _ in frames]
 
     def worker(folder):
         rank, group = dist.get_rank(), dist.new_group(backend="gloo", timeout=seconds(90))
@@ -192,10 +199,11 @@ def test_faulthandler_writes_the_stack_of_a_rank_that_waits_and_python_handlers_
                 waiting = True
 
                 def poke():
-                    time.sleep(0.5)
+                    while "all_reduce" not in functions_of(threading.main_thread()):
+                        time.sleep(0.01)
                     os.kill(os.getpid(), signal.SIGUSR2)
                     os.kill(os.getpid(), signal.SIGTERM)
-                    time.sleep(0.5)
+                    time.sleep(0.2)  # a handler that could run would
                     silent.append(not handled)
                     open(f"{folder}/go", "w").close()
 
@@ -223,24 +231,32 @@ def test_only_with_record_the_error_file_has_the_exception_of_the_rank_that_fail
     program.write_text(
         textwrap.dedent("""
         import os, sys, time
-        from torch.distributed.elastic.multiprocessing.errors import record
         def main():
             if os.environ["RANK"] == "1":
                 raise FileNotFoundError("no shard 1")
             time.sleep(60)
-        (record(main) if "record" in sys.argv else main)()
+        if os.environ["RANK"] == "1" and "record" in sys.argv:
+            from torch.distributed.elastic.multiprocessing.errors import record
+            main = record(main)
+        main()
         """)
     )
-    for arguments in ([], ["record"]):
-        file = tmp_path / f"error{len(arguments)}.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        environment = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(file), "OMP_NUM_THREADS": "1"}
-        run = subprocess.run(
-            [*command, str(program), *arguments], env=environment, capture_output=True, text=True, timeout=100
-        )
-        assert run.returncode == 1
-        assert file.exists() == bool(arguments)
-        assert ("To enable traceback see" in run.stderr) == (not arguments)
-    error = json.loads(file.read_text())["message"]
+
+    def torchrun(file, *arguments):
+        def agent():
+            from torch.distributed.run import main
+
+            main(["--standalone", "--nproc-per-node=2", str(program), *arguments])
+
+        (ending,) = postmortem(agent, 1, init=False, timeout_s=90, env={"TORCHELASTIC_ERROR_FILE": str(file)})
+        assert ending.how == "raised"
+        return ending
+
+    files = [tmp_path / "without.json", tmp_path / "with.json"]
+    without, recorded = side_by_side(lambda: torchrun(files[0]), lambda: torchrun(files[1], "record"))
+    assert [file.exists() for file in files] == [False, True]
+    assert "To enable traceback see" in without.error
+    assert "To enable traceback see" not in recorded.error
+    error = json.loads(files[1].read_text())["message"]
     assert error["message"] == "FileNotFoundError: no shard 1"
     assert str(program) in error["extraInfo"]["py_callstack"]

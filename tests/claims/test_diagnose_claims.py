@@ -2,11 +2,12 @@
 
 import traceback
 from datetime import timedelta
+from functools import partial
 from itertools import chain, zip_longest
 
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -64,9 +65,9 @@ FAULTS = [
 @proves("diagnose-own-faults")
 def test_the_first_answer_names_the_fault_whichever_rank_speaks_first():
     """Six faults on two and three ranks; the ranks' lines one rank after the other, the other way round, and mixed."""
-    for fault in FAULTS:
-        ranks = 3 if fault in ("python-exception", "gloo-timeout") else 2
-        endings = postmortem(train, ranks, fault)
+    cases = [(fault, 3 if fault in ("python-exception", "gloo-timeout") else 2) for fault in FAULTS]
+    runs = side_by_side(*(partial(postmortem, train, ranks, fault) for fault, ranks in cases))
+    for (fault, ranks), endings in zip(cases, runs, strict=True):
         assert {e.how for e in endings} == {"raised"}
         said = [[f"[rank{e.rank}]: {line}" for line in e.printed.splitlines()] for e in endings]
         mixed = [line for lines in zip_longest(*said) for line in lines if line is not None]

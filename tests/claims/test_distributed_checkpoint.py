@@ -6,13 +6,14 @@ import pickle
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -22,8 +23,16 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import launch
 from ddplab.postmortem import postmortem
+from ddplab.torch_private import flight_records
 
 WAIT_S = 20  # bound of everything that waits for another thread
+
+
+def wait_for_collective(before):
+    """Until another thread of this rank has begun a collective."""
+    end = time.monotonic() + WAIT_S
+    while len(flight_records()) == before and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def content(step):
@@ -141,17 +150,17 @@ def meet(path, own):
 
     class Held(dcp.DefaultSavePlanner):
         def create_local_plan(self):
-            planned.set()
             if dist.get_rank() == 1:
                 looped.wait(WAIT_S)
             return super().create_local_plan()
 
-    planned, looped = threading.Event(), threading.Event()
-    loop = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=2))
+    looped = threading.Event()
+    loop = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=20 if own else 1))
     group = dist.new_group(backend="gloo") if own else loop
+    before = len(flight_records())
     future = dcp.async_save(content(1), checkpoint_id=path, planner=Held(), process_group=group)
-    planned.wait(WAIT_S)
-    time.sleep(0.5)  # rank 0's thread is in its first collective, rank 1's is held
+    if dist.get_rank() == 0:
+        wait_for_collective(before)  # of the save, while rank 1's is held
     summed = torch.ones(3)
     work = dist.all_reduce(summed, group=loop, async_op=True)
     looped.set()
@@ -166,8 +175,12 @@ def meet(path, own):
 @proves("ckpt-async-own-group")
 def test_a_save_in_the_background_needs_a_group_of_its_own(tmp_path):
     """The same order of calls on one group, and on two."""
-    assert launch(meet, 2, tmp_path / "one", False) == ["timeout"] * 2
-    assert launch(meet, 2, tmp_path / "two", True) == [[2.0] * 3] * 2
+    one, two = side_by_side(
+        lambda: launch(meet, 2, tmp_path / "one", False),
+        lambda: launch(meet, 2, tmp_path / "two", True),
+    )
+    assert one == ["timeout"] * 2
+    assert two == [[2.0] * 3] * 2
     assert launch(load, 2, tmp_path / "two") == [{"a": 1, "b": 1}] * 2
 
 
@@ -180,23 +193,29 @@ def test_a_second_save_before_the_end_of_the_first(tmp_path):
             def create_local_plan(self):
                 if dist.get_rank() == 1 and not wait:
                     second.wait(WAIT_S)
-                    time.sleep(0.5)
+                    wait_for_collective(before)
                 return super().create_local_plan()
 
         second = threading.Event()
-        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=2))
+        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=20 if wait else 1))
+        before = len(flight_records())
         futures = [dcp.async_save(content(1), checkpoint_id=folder / "1", planner=Late(), process_group=group)]
         if wait:
             futures[0].result()
-        time.sleep(0.5)
+        elif dist.get_rank() == 0:
+            wait_for_collective(before)  # of the first save, while rank 1's is late
         futures += [dcp.async_save(content(2), checkpoint_id=folder / "2", process_group=group)]
         second.set()
         return [type(f.exception(WAIT_S)).__name__ for f in futures]
 
     waited, overtaken = tmp_path / "waited", tmp_path / "overtaken"
-    assert launch(worker, 2, waited, True) == [["NoneType"] * 2] * 2
-    assert [launch(load, 2, waited / str(step))[0]["a"] for step in (1, 2)] == [1, 2]
-    assert launch(worker, 2, overtaken, False) == [["RuntimeError"] * 2] * 2
+    in_turn, at_once = side_by_side(
+        lambda: launch(worker, 2, waited, True),
+        lambda: launch(worker, 2, overtaken, False),
+    )
+    assert in_turn == [["NoneType"] * 2] * 2
+    assert launch(lambda: [load(waited / str(step))["a"] for step in (1, 2)], 2) == [[1, 2]] * 2
+    assert at_once == [["RuntimeError"] * 2] * 2
     assert not list(overtaken.glob("*/.metadata"))
 
 
@@ -274,18 +293,23 @@ def killed(path, asynchronous):
 
 
 @proves("ckpt-async-killed-leaves-no-metadata")
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_killed_in_between(tmp_path, asynchronous):
+def test_killed_in_between(tmp_path):
     """In a directory of its own: the new one is refused with the name of what is missing, the old one is whole."""
-    old, new = tmp_path / "step-1", tmp_path / "step-2"
-    launch(save, 2, old)
-    endings = postmortem(killed, 2, new, asynchronous, group_timeout_s=5)
-    assert [ending.how for ending in endings] == ["raised", "died"]
-    assert (new / "__0_0.distcp").exists()
-    assert not (new / ".metadata").exists()
-    for said in launch(load, 2, new):
-        assert f"No such file or directory: '{new / '.metadata'}'" in said
-    assert launch(load, 2, old) == [{"a": 1, "b": 1}] * 2
+    old, blocking, background = (tmp_path / name for name in ("old", "blocking", "background"))
+    _, *killings = side_by_side(
+        lambda: launch(save, 2, old),
+        lambda: postmortem(killed, 2, blocking, False, group_timeout_s=5),
+        lambda: postmortem(killed, 2, background, True, group_timeout_s=5),
+    )
+    found = launch(lambda: [load(path) for path in (old, blocking, background)], 2)
+    for endings, new in zip(killings, (blocking, background), strict=True):
+        assert [ending.how for ending in endings] == ["raised", "died"]
+        assert (new / "__0_0.distcp").exists()
+        assert not (new / ".metadata").exists()
+    for whole, *refused in found:
+        assert whole == {"a": 1, "b": 1}
+        for error, new in zip(refused, (blocking, background), strict=True):
+            assert f"No such file or directory: '{new / '.metadata'}'" in error
 
 
 @proves("ckpt-dcp-overwrite-mixes")
@@ -375,10 +399,9 @@ def test_every_world_size_into_every_other(tmp_path):
                 cells.append(equal(state_of(model, optimizer, whole=True), torch.load(f"{path}.pt")))
         return cells
 
-    for ranks in 1, 2, 3, 4:
-        launch(write, ranks, tmp_path)
-    for ranks in 1, 2, 3:
-        assert launch(read, ranks, tmp_path) == [[True] * 16] * ranks
+    side_by_side(*(partial(launch, write, ranks, tmp_path) for ranks in (1, 2, 3, 4)))
+    for found in side_by_side(*(partial(launch, read, ranks, tmp_path) for ranks in (1, 2, 3))):
+        assert found == [[True] * 16] * len(found)
 
 
 @proves("ckpt-ddp-fsdp2-names")
@@ -422,7 +445,8 @@ def test_a_look_before_the_first_step_counts_as_a_step():
         weight = model.module[0].weight
         return weight.detach(), optimizer.state[weight]["step"].item()
 
-    (plain, steps), (late, late_steps), (early, early_steps) = (launch(worker, 2, at)[0] for at in (None, 1, 0))
+    looks = (None, 1, 0)
+    (plain, steps), (late, late_steps), (early, early_steps) = launch(lambda: [worker(at) for at in looks], 2)[0]
     assert (steps, late_steps, early_steps) == (3, 3, 4)
     assert torch.equal(plain, late)
     assert not torch.equal(plain, early)
@@ -449,8 +473,7 @@ def test_a_backward_before_the_load_leaves_the_moments_behind(tmp_path):
         return len(optimizer.state)
 
     launch(write, 2, tmp_path / "saved")
-    assert launch(read, 2, tmp_path / "saved", True) == [0, 0]
-    assert launch(read, 2, tmp_path / "saved", False) == [4, 4]
+    assert launch(lambda path: (read(path, True), read(path, False)), 2, tmp_path / "saved") == [(0, 4)] * 2
 
 
 @proves("ckpt-dcp-one-value-per-name")
@@ -482,19 +505,20 @@ def test_what_differs_between_ranks_is_saved_once(tmp_path):
 
 
 @proves("ckpt-dcp-shares-the-writing")
-@pytest.mark.parametrize("lowest", [False, True])
-def test_equal_tensors_are_written_once(tmp_path, lowest):
+def test_equal_tensors_are_written_once(tmp_path):
     """Eight tensors of one size on four ranks, with the default planner and with the lowest rank as writer."""
 
     def write(path):
         state = {f"{i}": torch.zeros(100) for i in range(8)}
-        dcp.save(state, checkpoint_id=path, planner=dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=lowest))
+        for lowest in (False, True):
+            planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=lowest)
+            dcp.save(state, checkpoint_id=path / str(lowest), planner=planner)
 
     launch(write, 4, tmp_path)
-    stored = dcp.FileSystemReader(tmp_path).read_metadata().storage_data.values()
-    holders = [info.relative_path for info in stored]
-    counts = [holders.count(f"__{rank}_0.distcp") for rank in range(4)]
-    assert counts == ([8, 0, 0, 0] if lowest else [2] * 4)
+    for lowest, expected in ((False, [2] * 4), (True, [8, 0, 0, 0])):
+        stored = dcp.FileSystemReader(tmp_path / str(lowest)).read_metadata().storage_data.values()
+        holders = [info.relative_path for info in stored]
+        assert [holders.count(f"__{rank}_0.distcp") for rank in range(4)] == expected
 
 
 @proves("ckpt-dcp-loads-what-you-name")

@@ -2,11 +2,12 @@
 
 import contextlib
 import copy
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -106,18 +107,25 @@ def played(folder, last, resume):
 
 
 @proves("ckpt-exact-resume")
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_a_resumed_run_is_the_uninterrupted_run(ranks, tmp_path):
+def test_a_resumed_run_is_the_uninterrupted_run(tmp_path):
     """One run in one go; one that ends in mid-epoch, and is resumed by other processes: equal in every bit."""
-    whole = launch(played, ranks, tmp_path, STEPS, False)
-    begun = launch(played, ranks, tmp_path, SAVED, False)
-    resumed = launch(played, ranks, tmp_path, STEPS, True)
-    for one, first, second in zip(whole, begun, resumed, strict=True):
-        for dtype, (seen, facts) in one.items():
-            assert same(seen, first[dtype][0] + second[dtype][0])
-            assert same(facts, second[dtype][1])
-            scales = facts["scaler"]
-            assert not scales or scales["scale"] < 2.0**20  # in fp16 steps were skipped
+
+    def in_one_go(ranks):
+        return launch(played, ranks, tmp_path / str(ranks), STEPS, False)
+
+    def in_two(ranks):
+        begun = launch(played, ranks, tmp_path / str(ranks), SAVED, False)
+        return zip(begun, launch(played, ranks, tmp_path / str(ranks), STEPS, True), strict=True)
+
+    runs = [partial(run, ranks) for ranks in (2, 3, 4) for run in (in_one_go, in_two)]
+    results = side_by_side(*runs)
+    for whole, parts in zip(results[::2], results[1::2], strict=True):
+        for one, (first, second) in zip(whole, parts, strict=True):
+            for dtype, (seen, facts) in one.items():
+                assert same(seen, first[dtype][0] + second[dtype][0])
+                assert same(facts, second[dtype][1])
+                scales = facts["scaler"]
+                assert not scales or scales["scale"] < 2.0**20  # in fp16 steps were skipped
 
 
 # -- leave one out -------------------------------------------------------------------------------------
@@ -272,52 +280,56 @@ def equal(folder, *args, **kwargs):
 
 
 @proves("ckpt-resume-off-at-three")
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_without_a_warm_up_two_ranks_are_exact_and_three_are_not(ranks, tmp_path):
+def test_without_a_warm_up_two_ranks_are_exact_and_three_are_not(tmp_path):
     """The uninterrupted run is repeatable to the bit; a resumed one is equal to it on 2 ranks only."""
 
-    def worker():
-        whole, resumed = both(tmp_path)
+    def worker(folder):
+        whole, resumed = both(folder)
         apart = off(whole[0][3], resumed[0][3])
         return same(Small().train(0, 14)[6:], whole), same(whole, resumed), apart
 
-    for repeatable, exact, first in launch(worker, ranks):
-        assert repeatable
-        assert exact == (ranks == 2)
-        assert first < 1e-6  # rounding, at first
+    for results in side_by_side(*(partial(launch, worker, ranks, tmp_path / str(ranks)) for ranks in (2, 3, 4))):
+        for repeatable, exact, first in results:
+            assert repeatable
+            assert exact == (len(results) == 2)
+            assert first < 1e-6  # rounding, at first
 
 
 @proves("ckpt-first-step-has-constructors-buckets")
-@pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.005}])
-def test_the_first_step_after_a_resume_has_the_constructors_buckets(options, tmp_path):
+def test_the_first_step_after_a_resume_has_the_constructors_buckets(tmp_path):
     """A hook reads the buckets: one, in order of registration, in the first step; then those of the old run."""
 
-    def worker():
-        whole, resumed = both(tmp_path, look=True, **options)
+    def buckets(folder, **options):
+        whole, resumed = both(folder, look=True, **options)
         return [seen[4] for seen in whole], [seen[4] for seen in resumed]
 
-    for whole, resumed in launch(worker, 3):
-        assert resumed[0] == [list(range(6))]
-        assert whole[0] != resumed[0]
-        assert resumed[1:] == whole[1:] == [whole[0]] * len(whole[1:])
+    def worker():
+        return buckets(tmp_path / "one"), buckets(tmp_path / "several", bucket_cap_mb=0.005)
+
+    for of_rank in launch(worker, 3):
+        for whole, resumed in of_rank:
+            assert resumed[0] == [list(range(6))]
+            assert whole[0] != resumed[0]
+            assert resumed[1:] == whole[1:] == [whole[0]] * len(whole[1:])
 
 
 @proves("ckpt-only-moved-numbers-change")
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_only_numbers_in_another_chunk_of_the_ring_change(ranks, tmp_path):
+def test_only_numbers_in_another_chunk_of_the_ring_change(tmp_path):
     """Loss and own gradients are equal; of the sums only those change that lie in another chunk."""
 
-    def worker():
-        (whole, *_), (resumed, *_) = both(tmp_path, look=True)
+    def worker(folder):
+        (whole, *_), (resumed, *_) = both(folder, look=True)
         return whole, resumed
 
-    for whole, resumed in launch(worker, ranks, env={"CUDA_VISIBLE_DEVICES": ""}):  # it is gloo that is predicted
-        assert same(whole[:2], resumed[:2])
-        sizes = [len(gradient) for gradient in whole[2]]
-        before, after = (chunks(bucket, sizes, ranks) for (bucket,) in (whole[4], resumed[4]))
-        changed = torch.cat(whole[2]) != torch.cat(resumed[2])
-        assert (changed & (before != after)).any()
-        assert not (changed & (before == after)).any()
+    for ranks in (3, 4):
+        gloo = {"CUDA_VISIBLE_DEVICES": ""}  # it is gloo that is predicted
+        for whole, resumed in launch(worker, ranks, tmp_path / str(ranks), env=gloo):
+            assert same(whole[:2], resumed[:2])
+            sizes = [len(gradient) for gradient in whole[2]]
+            before, after = (chunks(bucket, sizes, ranks) for (bucket,) in (whole[4], resumed[4]))
+            changed = torch.cat(whole[2]) != torch.cat(resumed[2])
+            assert (changed & (before != after)).any()
+            assert not (changed & (before == after)).any()
 
 
 def chunks(bucket, sizes, ranks):
@@ -328,28 +340,28 @@ def chunks(bucket, sizes, ranks):
 
 
 @proves("ckpt-warm-up-makes-it-exact")
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_one_warm_up_makes_it_exact(ranks, tmp_path):
+def test_one_warm_up_makes_it_exact(tmp_path):
     """With the default, with views, with several buckets and with BatchNorm."""
 
-    def worker():
+    def worker(folder):
         variants = [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.005}, {"norm": True}]
-        return [equal(f"{tmp_path}/{i}", 1, **options) for i, options in enumerate(variants)]
+        return [equal(folder / str(i), 1, **options) for i, options in enumerate(variants)]
 
-    assert launch(worker, ranks) == [[True] * 4] * ranks
+    for exact in side_by_side(*(partial(launch, worker, ranks, tmp_path / str(ranks)) for ranks in (3, 4))):
+        assert exact == [[True] * 4] * len(exact)
 
 
 @proves("ckpt-unused-makes-it-exact")
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_without_a_rebuild_it_is_exact_too(ranks, tmp_path):
+def test_without_a_rebuild_it_is_exact_too(tmp_path):
     """With one bucket and with several, without a warm-up and with one."""
 
-    def worker():
+    def worker(folder):
         unused = {"find_unused_parameters": True}
         variants = [(0, {}), (1, {}), (0, {"bucket_cap_mb": 0.005})]
-        return [equal(f"{tmp_path}/{i}", n, **unused, **more) for i, (n, more) in enumerate(variants)]
+        return [equal(folder / str(i), n, **unused, **more) for i, (n, more) in enumerate(variants)]
 
-    assert launch(worker, ranks) == [[True] * 3] * ranks
+    for exact in side_by_side(*(partial(launch, worker, ranks, tmp_path / str(ranks)) for ranks in (3, 4))):
+        assert exact == [[True] * 3] * len(exact)
 
 
 @proves("ckpt-as-many-warm-ups")

@@ -5,10 +5,11 @@ import re
 import signal
 import time
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -41,13 +42,17 @@ def test_tensors_of_different_size_end_the_rank_with_the_smaller_one():
     def worker(sizes):
         dist.all_reduce(torch.ones(sizes[dist.get_rank()]), group=gloo())
 
-    for sizes, smaller in (([20, 10], 1), ([10, 20], 0)):
-        endings = postmortem(worker, 2, sizes)
+    def both(sizes):
+        return postmortem(worker, 2, sizes), postmortem(worker, 2, sizes, env=DETAIL)
+
+    cases = (([20, 10], 1), ([10, 20], 0))
+    runs = side_by_side(*(partial(both, sizes) for sizes, _ in cases))
+    for (sizes, smaller), (endings, detailed) in zip(cases, runs, strict=True):
         assert endings[smaller].how == "died"
         assert "SIGABRT" in endings[smaller].error
         assert "op.preamble.length <= op.nbytes" in endings[smaller].printed
         assert BROKEN.search(endings[1 - smaller].error)
-        for e in postmortem(worker, 2, sizes, env=DETAIL):
+        for e in detailed:
             mine, other = sizes[e.rank], sizes[1 - e.rank]
             assert e.error.endswith(f"Tensor shapes: {mine}vs {other}")
 
@@ -109,12 +114,12 @@ def test_only_the_rank_that_calls_is_in_trouble():
         if all_call or dist.get_rank() == 0:
             dist.all_reduce(torch.ones(1), group=group)
 
-    for ranks in (2, 3):
-        for leave, text in ((False, re.compile("Timed out waiting 1000ms")), (True, BROKEN)):
-            endings = postmortem(worker, ranks, False, leave=leave)
-            assert hows(endings) == ["raised"] + ["returned"] * (ranks - 1)
-            assert text.search(endings[0].error)
-            assert endings[0].where.startswith("all_reduce")
+    cases = [(ranks, leave) for ranks in (2, 3) for leave in (False, True)]
+    runs = side_by_side(*(partial(postmortem, worker, ranks, False, leave=leave) for ranks, leave in cases))
+    for (ranks, leave), endings in zip(cases, runs, strict=True):
+        assert hows(endings) == ["raised"] + ["returned"] * (ranks - 1)
+        assert (BROKEN if leave else re.compile("Timed out waiting 1000ms")).search(endings[0].error)
+        assert endings[0].where.startswith("all_reduce")
     assert hows(postmortem(worker, 3, True)) == ["returned"] * 3
 
 
@@ -132,15 +137,14 @@ def test_an_extra_batch_hangs_only_at_the_very_end():
                 seen.append((epoch, batch))
         return seen
 
-    for ranks in (2, 3):
-        batches = [2] * (ranks - 1) + [3]
-        endings = postmortem(worker, ranks, batches, 2)
+    two, three, even = side_by_side(*(partial(postmortem, worker, len(n), n, 2) for n in ([2, 3], [2, 2, 3], [2] * 3)))
+    for ranks, endings in ((2, two), (3, three)):
         assert hows(endings) == ["returned"] * (ranks - 1) + ["raised"]
         assert "Timed out" in endings[-1].error
         assert "backward" in endings[-1].where
         # four steps of the others: its own third of epoch 0 met their first of epoch 1
         assert endings[-1].printed.splitlines() == ["0 0", "0 1", "0 2", "1 0", "1 1"]
-    assert hows(postmortem(worker, 3, [2, 2, 2], 2)) == ["returned"] * 3
+    assert hows(even) == ["returned"] * 3
 
 
 @proves("fault-group-by-members")
@@ -193,23 +197,38 @@ def test_all_but_the_killed_rank_speak_of_a_broken_connection():
 
 
 @proves("fault-late-rank")
-def test_the_punctual_ranks_fail_and_the_late_one_blames_them():
-    """Rank 0 enters the barrier after the group's timeout; a patient group heals it."""
+def test_the_punctual_ranks_fail_and_the_late_one_blames_them(tmp_path):
+    """Rank 0 enters the barrier after the group's timeout, when the others have failed; a patient group heals it."""
 
-    def worker(timeout_s):
-        group = gloo(timeout_s)
-        if dist.get_rank() == 0:
-            time.sleep(2.0)
+    def worker(failed, timeout_s):
+        rank, group = dist.get_rank(), gloo(timeout_s)
+        if rank == 0:
+            time.sleep(1.2)
+            while failed and len(list(failed.iterdir())) < dist.get_world_size() - 1:
+                time.sleep(0.01)
             print("is ready")
-        dist.barrier(group)
+        try:
+            dist.barrier(group)
+        except RuntimeError:
+            (failed / str(rank)).touch()
+            raise
 
-    for ranks in (2, 3):
-        late, *punctual = postmortem(worker, ranks, 1.0)
-        assert late.printed == "is ready\n"
-        assert BROKEN.search(late.error)
-        assert all(e.how == "raised" and e.after_s < late.after_s for e in punctual)
+    def late(ranks):
+        failed = tmp_path / str(ranks)
+        failed.mkdir()
+        return postmortem(worker, ranks, failed, 1.0)
+
+    def patient(ranks):
+        return postmortem(worker, ranks, None, 20.0)
+
+    two, three, *healed = side_by_side(*(partial(run, ranks) for run in (late, patient) for ranks in (2, 3)))
+    for last, *punctual in (two, three):
+        assert last.printed == "is ready\n"
+        assert BROKEN.search(last.error)
+        assert all(e.how == "raised" for e in punctual)
         assert any("Timed out waiting 1000ms" in e.error for e in punctual)
-        assert hows(postmortem(worker, ranks, 20.0)) == ["returned"] * ranks
+    for endings in healed:
+        assert hows(endings) == ["returned"] * len(endings)
 
 
 @proves("fault-source-rank-in-group")

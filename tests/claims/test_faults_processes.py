@@ -1,25 +1,25 @@
 """The fault lab, launch, processes, data and files: what every rank says when one of them is in trouble."""
 
 import datetime
+import multiprocessing
 import os
 import re
+import runpy
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch.utils.data import DataLoader, Dataset
 
 from ddplab import launch
 from ddplab.postmortem import postmortem
 from tools import free_port
-
-CLEAN = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 def ends(worker, nproc, *args, timeout_s=40.0, init=True, env=None):
@@ -27,35 +27,56 @@ def ends(worker, nproc, *args, timeout_s=40.0, init=True, env=None):
     return postmortem(worker, nproc, *args, timeout_s=timeout_s, init=init, env=env, leave=True)
 
 
-def run(command, **options):
-    """What a program printed, and its exit code."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, start_new_session=True, **pipes, **options)
-    try:
-        return process.communicate(timeout=90)[0], process.returncode
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+def python(program):
+    """How Python runs a file, and what it prints; it is forked, and need not import torch again."""
+
+    def run():
+        multiprocessing.current_process().daemon = False  # as ranks below ``launch`` are, and may have no children
+        runpy.run_path(program, run_name="__main__")
+
+    (ending,) = postmortem(run, 1, init=False, timeout_s=90)
+    return ending
 
 
 def torchrun(folder, text, *options, env=None):
-    """Run a program under torchrun, as a user would."""
+    """What torchrun and two ranks of a program print; torchrun itself is forked, and need not import torch again."""
+    folder.mkdir()
     (folder / "program.py").write_text(text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return run(
-        [*command, *options, "program.py"],
-        cwd=folder,
-        env={**CLEAN, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), **(env or {})},
-    )
+
+    def agent():
+        from torch.distributed.run import main
+
+        os.chdir(folder)
+        main(["--standalone", "--nproc-per-node=2", *options, "program.py"])
+
+    env = {"PYTHONUNBUFFERED": "", "TMPDIR": str(folder), **(env or {})}
+    (ending,) = postmortem(agent, 1, init=False, timeout_s=90, env=env)
+    assert ending.how == "raised"
+    assert ending.error.startswith("torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
+    return ending.printed + ending.error
 
 
-def enter(**options):
-    """Join the group, which will not succeed; rank 0, which has the store, stays until the others have spoken."""
+kept = []
+
+
+def enter(folder, **options):
+    """Once all ranks are here, join the group, which will not succeed; return why."""
+    (folder / os.environ["LOCAL_RANK"]).touch()
+    while len(list(folder.iterdir())) < int(os.environ["LOCAL_WORLD_SIZE"]):
+        time.sleep(0.01)
     try:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3), **options)
-    except (dist.DistError, ValueError):
-        time.sleep(2 if options.get("rank", int(os.environ["RANK"] or 9)) == 0 else 0)
-        raise
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2), **options)
+    except (dist.DistError, ValueError) as error:
+        kept.append(error)  # and with it rank 0's store, until the others have said why, too
+        return str(error)
+
+
+def entered(join, folder, ranks, *args):
+    """What each rank of ``join(folder, *args)`` says; a rank that is done stays."""
+    folder.mkdir()
+    endings = postmortem(join, ranks, folder, *args, timeout_s=90, init=False)
+    assert {e.how for e in endings} == {"returned"}
+    return [e.value for e in endings]
 
 
 # -- the start --------------------------------------------------------------------------------------
@@ -64,109 +85,117 @@ def enter(**options):
 @proves("fault-port-taken")
 def test_the_new_rank_1_joins_the_rank_0_that_was_left():
     """A rank 0 of an earlier run waits at the port: the new rank 0 is refused, the new rank 1 computes with the old."""
-    last_run = (
-        "import torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "total = torch.tensor(100)\n"
-        "dist.all_reduce(total)\n"
-        "print(total.item())\n"
-    )
+
+    def last_run():
+        dist.init_process_group("gloo")
+        total = torch.tensor(100)
+        dist.all_reduce(total)
+        return total.item()
 
     def train():
+        place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        while socket.socket().connect_ex(place):  # until rank 0 of the last run waits
+            time.sleep(0.05)
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
         total = torch.tensor(1)
         dist.all_reduce(total)
         return total.item()
 
-    port = str(free_port())
-    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    with subprocess.Popen([sys.executable, "-c", last_run], env=CLEAN | place, stdout=-1, text=True) as leftover:
-        try:
-            until = time.monotonic() + 60
-            while socket.socket().connect_ex(("127.0.0.1", int(port))) and time.monotonic() < until:
-                time.sleep(0.1)
-            refused, joined = ends(train, 2, init=False, env={"MASTER_PORT": port})
-            assert refused.how == "raised"
-            assert "EADDRINUSE" in refused.error
-            assert joined.value == int(leftover.stdout.read()) == 101
-        finally:
-            leftover.kill()
+    port = {"MASTER_PORT": str(free_port())}
+    (leftover,), (refused, joined) = side_by_side(
+        lambda: ends(last_run, 1, init=False, env={**port, "WORLD_SIZE": "2"}),
+        lambda: ends(train, 2, init=False, env=port),
+    )
+    assert refused.how == "raised"
+    assert "EADDRINUSE" in refused.error
+    assert joined.value == leftover.value == 101
 
 
 @proves("fault-missing-variables")
-def test_only_the_rank_that_lacks_a_variable_names_it():
+def test_only_the_rank_that_lacks_a_variable_names_it(tmp_path):
     """One rank of three lacks a variable: it says so; the others wait for the store or for rank 0 until the timeout."""
 
-    def join(name):
+    def join(folder, name):
         if os.environ["RANK"] == "2":
             os.environ[name] = ""
-        enter()
+        return enter(folder)
 
-    for name in ("RANK", "MASTER_ADDR"):
-        zero, one, lacks = ends(join, 3, name, init=False)
-        assert f"environment variable {name} expected, but not set" in lacks.error
-        assert "2/3 clients joined" in zero.error
-        assert "wait timeout" in one.error
-        assert name not in zero.error + one.error
+    names = ("RANK", "MASTER_ADDR")
+    runs = side_by_side(*(partial(entered, join, tmp_path / name, 3, name) for name in names))
+    for name, (zero, one, lacks) in zip(names, runs, strict=True):
+        assert f"environment variable {name} expected, but not set" in lacks
+        assert "2/3 clients joined" in zero
+        assert "wait timeout" in one
+        assert name not in zero + one
 
 
 @proves("fault-world-size-too-large")
-def test_the_others_name_rank_0_when_another_rank_is_missing():
+def test_the_others_name_rank_0_when_another_rank_is_missing(tmp_path):
     """One rank of three or four is missing: rank 0 has a count, all others wait for the key of rank 0."""
 
-    def join(missing):
-        if int(os.environ["RANK"]) != missing:
-            enter()
+    def join(folder, ranks, missing):
+        if int(os.environ["RANK"]) == missing:
+            return "missing"
+        os.environ["LOCAL_WORLD_SIZE"] = str(ranks - 1)
+        return enter(folder)
 
-    for ranks, missing in (3, 2), (4, 1):
-        endings = ends(join, ranks, missing, init=False)
-        assert f"{ranks - 1}/{ranks} clients joined" in endings[0].error
-        others = [e for e in endings[1:] if e.rank != missing]
-        assert all(re.search(r"wait timeout after 3000ms, keys: \S+/0$", e.error) for e in others)
+    cases = ((3, 2), (4, 1))
+    runs = side_by_side(*(partial(entered, join, tmp_path / str(case[0]), case[0], *case) for case in cases))
+    for (ranks, missing), errors in zip(cases, runs, strict=True):
+        assert f"{ranks - 1}/{ranks} clients joined" in errors[0]
+        others = [error for rank, error in enumerate(errors) if rank not in (0, missing)]
+        assert all(re.search(r"wait timeout after 2000ms, keys: \S+/0$", error) for error in others)
 
 
 @proves("fault-duplicate-rank")
-def test_all_wait_for_the_rank_that_nobody_has():
+def test_all_wait_for_the_rank_that_nobody_has(tmp_path):
     """Ranks 0, 1, 1 of three: no error names rank 1, all name the key of rank 2. Two ranks 0: one is refused."""
 
-    def join(numbers):
-        enter(rank=numbers[int(os.environ["RANK"])], world_size=len(numbers))
+    def join(folder, numbers):
+        return enter(folder, rank=numbers[int(os.environ["RANK"])], world_size=len(numbers))
 
-    for ending in ends(join, 3, [0, 1, 1], init=False):
-        assert re.search(r"wait timeout after 3000ms, keys: \S+/2$", ending.error)
-    errors = [ending.error for ending in ends(join, 4, [0, 1, 0, 1], init=False)]
-    assert sum("EADDRINUSE" in error for error in errors) == 1
-    assert sum("3/4 clients joined" in error for error in errors) == 1
+    twice_1, twice_0 = side_by_side(
+        lambda: entered(join, tmp_path / "1", 3, [0, 1, 1]),
+        lambda: entered(join, tmp_path / "0", 4, [0, 1, 0, 1]),
+    )
+    for error in twice_1:
+        assert re.search(r"wait timeout after 2000ms, keys: \S+/2$", error)
+    assert sum("EADDRINUSE" in error for error in twice_0) == 1
+    assert sum("3/4 clients joined" in error for error in twice_0) == 1
 
 
 @proves("fault-spawn-without-main-guard")
 def test_without_the_guard_every_child_runs_the_file(tmp_path):
     """The file's first line runs in the parent and in each child, none of which trains; with the guard both train."""
     text = "import torch.multiprocessing as mp\nprint('reads')\ndef train(rank):\n    print('trains')\n"
-    guard = "if __name__ == '__main__':\n    "
-    for start, trains in ("mp.spawn(train, nprocs=2)\n", 0), (guard + "mp.spawn(train, nprocs=2)\n", 2):
-        (tmp_path / "program.py").write_text(text + start)
-        printed, code = run([sys.executable, "-u", tmp_path / "program.py"], env=CLEAN)
-        assert (code == 0) == (trains == 2)
-        assert printed.count("trains\n") == trains
-        refused = printed.count("An attempt has been made to start a new process")
-        assert (refused > 0) == (trains == 0)
-        assert printed.splitlines().count("reads") == 1 + (refused or 2)  # a child imports the file in any case
+    call, guard = "mp.spawn(train, nprocs=2)\n", "if __name__ == '__main__':\n    "
+    (tmp_path / "without.py").write_text(text + call)
+    (tmp_path / "with.py").write_text(text + guard + call)
+    without, guarded = side_by_side(*(partial(python, tmp_path / f"{name}.py") for name in ("without", "with")))
+    refused = without.printed.count("An attempt has been made to start a new process")
+    assert without.how == "raised"
+    assert refused > 0
+    assert "trains" not in without.printed
+    assert without.printed.splitlines().count("reads") == 1 + refused
+    assert guarded.how == "returned"
+    assert guarded.printed.splitlines().count("trains") == 2
+    assert guarded.printed.splitlines().count("reads") == 1 + 2  # a child imports the file in any case
 
 
 # -- processes --------------------------------------------------------------------------------------
 
 RAISES = """
-import os
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
+import os, time
 
-@RECORD
 def main():
     if os.environ["RANK"] == "1":
         raise ValueError("this is the reason")
-    dist.init_process_group("gloo")
+    time.sleep(60)
 
+if os.environ["RANK"] == os.environ.get("WITH_RECORD"):
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    main = record(main)
 main()
 """
 
@@ -174,9 +203,11 @@ main()
 @proves("fault-error-under-torchrun")
 def test_the_report_has_the_reason_only_with_record(tmp_path):
     """Rank 1 raises: both reports blame it and give -15 for the other; the reason is in that with @record only."""
-    for text, has_reason in (RAISES.replace("@RECORD", ""), False), (RAISES.replace("@RECORD", "@record"), True):
-        printed, code = torchrun(tmp_path, text)
-        assert code == 1
+    plain, recorded = side_by_side(
+        lambda: torchrun(tmp_path / "plain", RAISES),
+        lambda: torchrun(tmp_path / "recorded", RAISES, env={"WITH_RECORD": "1"}),
+    )
+    for printed, has_reason in ((plain, False), (recorded, True)):
         assert "ValueError: this is the reason" in printed
         report, root = printed[printed.index(" FAILED\n") :].split("Root Cause")
         assert re.search(r"rank +: 0 .*\n +exitcode +: -15", report)
@@ -197,18 +228,17 @@ def test_what_rank_0_printed_is_lost_when_it_is_ended(tmp_path):
         "    time.sleep(60)\n"
         "while not os.path.exists('printed'):\n"
         "    time.sleep(0.05)\n"
-        "os.unlink('printed')\n"
         "sys.exit(1)\n"
     )
     other_python = ["--no-python", sys.executable]
-    for options, env, there in (
-        ([], {}, True),
-        (other_python, {}, False),
-        (other_python, {"PYTHONUNBUFFERED": "1"}, True),
-    ):
-        printed, code = torchrun(tmp_path, text, *options, env=env)
-        assert code == 1
-        assert ("rank 0 is at step 3" in printed) == there
+    own, other, unbuffered = side_by_side(
+        lambda: torchrun(tmp_path / "own", text),
+        lambda: torchrun(tmp_path / "other", text, *other_python),
+        lambda: torchrun(tmp_path / "unbuffered", text, *other_python, env={"PYTHONUNBUFFERED": "1"}),
+    )
+    assert "rank 0 is at step 3" in own
+    assert "rank 0 is at step 3" not in other
+    assert "rank 0 is at step 3" in unbuffered
 
 
 # -- data and files ---------------------------------------------------------------------------------
@@ -230,8 +260,6 @@ class Samples(Dataset):
 
 def fork_loader(read, **options):
     """A loader with one forked worker; ranks below ``launch`` are daemons, which may have none."""
-    import multiprocessing
-
     multiprocessing.current_process().daemon = False
     return DataLoader(Samples(read), 4, num_workers=1, multiprocessing_context="fork", **options)
 
@@ -253,8 +281,9 @@ def test_only_the_rank_of_the_worker_names_it():
         except RuntimeError as error:
             raise RuntimeError(f"{error} / {error.__cause__} / {error.__context__}") from None
 
-    for number, word in (signal.SIGKILL, "Killed"), (signal.SIGBUS, "Bus error"):
-        peer, owner = ends(train, 2, number)
+    signals = ((signal.SIGKILL, "Killed"), (signal.SIGBUS, "Bus error"))
+    runs = side_by_side(*(partial(ends, train, 2, number) for number, _ in signals))
+    for (_, word), (peer, owner) in zip(signals, runs, strict=True):
         assert re.search(rf"DataLoader worker .*(is killed by signal: {word}|exited unexpectedly)", owner.error)
         assert re.search(r"Connection (closed|reset) by peer", peer.error)
         assert "DataLoader" not in peer.error
@@ -264,7 +293,7 @@ def test_only_the_rank_of_the_worker_names_it():
 def test_a_lock_that_a_thread_holds_stays_locked_in_the_forked_worker():
     """The worker is forked while a thread has the lock, which it then releases: that rank hangs in its loader."""
 
-    def train(thread):
+    def train(thread, **options):
         lock, works, finish = threading.Lock(), threading.Event(), threading.Event()
 
         def work():
@@ -283,7 +312,7 @@ def test_a_lock_that_a_thread_holds_stays_locked_in_the_forked_worker():
 
         if thread == "first":
             start_thread()
-        batches = iter(fork_loader(read))
+        batches = iter(fork_loader(read, **options))
         if thread == "last":
             start_thread()
         finish.set()
@@ -291,11 +320,15 @@ def test_a_lock_that_a_thread_holds_stays_locked_in_the_forked_worker():
             dist.all_reduce(batch)
         return "done"
 
-    assert launch(train, 2, "last") == ["done", "done"]
-    peer, owner = ends(train, 2, "first", timeout_s=8)
-    assert [peer.how, owner.how] == ["hung", "hung"]
-    assert peer.where.startswith("all_reduce")
+    done, (peer, owner) = side_by_side(
+        lambda: launch(train, 2, "last"),
+        lambda: ends(lambda: train("first", timeout=2), 2),  # without a timeout it waits for ever
+    )
+    assert done == ["done", "done"]
+    assert "DataLoader timed out after 2 seconds" in owner.error
     assert owner.where.startswith("__next__")
+    assert re.search(r"Connection (closed|reset) by peer", peer.error)
+    assert peer.where.startswith("all_reduce")
 
 
 @proves("fault-checkpoint-half-written")
@@ -330,11 +363,13 @@ def test_a_replaced_file_is_whole_at_any_moment(tmp_path):
         dist.barrier()
         return during, torch.load(path)["step"]
 
-    zero, (during, after) = launch(look, 2, str(tmp_path / "plain.pt"), False)
+    (plain, (during, after)), atomic = side_by_side(
+        lambda: launch(look, 2, str(tmp_path / "plain.pt"), False),
+        lambda: launch(look, 2, str(tmp_path / "atomic.pt"), True),
+    )
     assert "PytorchStreamReader failed reading zip archive" in during
-    assert zero == after == 2
-    zero, (during, after) = launch(look, 2, str(tmp_path / "atomic.pt"), True)
-    assert [during, after, zero] == [1, 2, 2]
+    assert plain == after == 2
+    assert atomic == [2, (1, 2)]
 
 
 @proves("fault-weights-only-refuses")

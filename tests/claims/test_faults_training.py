@@ -5,10 +5,11 @@ import datetime
 import io
 import re
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
@@ -167,16 +168,20 @@ def test_a_second_forward_changes_what_the_first_backward_reads():
         return flat_gradients(model)
 
     for ranks in (2, 3):
-        alone = launch(worker, ranks, False, "none")
-        for mine, other in zip(alone, launch(worker, ranks, False, "before"), strict=True):
-            assert torch.equal(mine, other)
-        right = launch(worker, ranks, True, "none")
+        mends = (("after",), ("before", True), ("before", False, False))
+        alone, twice, right, wrong, *mended = side_by_side(
+            partial(launch, worker, ranks, False, "none"),
+            partial(launch, worker, ranks, False, "before"),
+            partial(launch, worker, ranks, True, "none"),
+            partial(launch, worker, ranks, True, "before"),
+            *(partial(launch, worker, ranks, True, *mend) for mend in mends),
+        )
+        assert all(map(torch.equal, alone, twice))
         torch.testing.assert_close(right[0], torch.stack(alone).mean(dim=0))
-        wrong = launch(worker, ranks, True, "before")
         assert gap(wrong) == 0
         assert gap([wrong[0], right[0]]) > 0.01
-        for mended in (("after",), ("before", True), ("before", False, False)):
-            assert gap(launch(worker, ranks, True, *mended) + right) == 0
+        for gradients in mended:
+            assert gap(gradients + right) == 0
 
 
 @proves("fault-static-graph-changes")
@@ -202,7 +207,12 @@ def test_a_static_graph_that_changes():
     for before in (True, False):
         words = "then got unused in the second" if before else "then got used in the second"
         for who in ([1], [0, 1]):
-            for e in postmortem(worker, 2, before, who, ""):
+            mends = ["search", "factor"] + ["new wrapper"] * (len(who) == 2)
+            endings, *mended = side_by_side(
+                partial(postmortem, worker, 2, before, who, ""),
+                *(partial(launch, worker, 2, before, who, mend, quiet=True) for mend in mends),
+            )
+            for e in endings:
                 if e.rank in who:
                     assert words in e.error
                     assert "not compatible with static_graph set to True" in e.error
@@ -211,10 +221,8 @@ def test_a_static_graph_that_changes():
                     assert lost_peer(e)
                     fourth = in_backward
                 assert e.printed.split() == done + fourth
-            for mend in ("search", "factor", "new wrapper"):
-                if mend != "new wrapper" or len(who) == 2:
-                    steps = zip(*launch(worker, 2, before, who, mend, quiet=True), strict=True)
-                    assert all(gap(gradients) == 0 for gradients in steps)
+            for results in mended:
+                assert all(gap(gradients) == 0 for gradients in zip(*results, strict=True))
 
 
 @proves("fault-module-prefix")
@@ -322,18 +330,21 @@ def test_out_of_memory_on_one_rank():
                 print(f"step {step}: {gradients[step]:g}")
         return gradients
 
-    first, second = postmortem(worker, 2, "raise")
+    (first, second), (one, two), averaged = side_by_side(
+        partial(postmortem, worker, 2, "raise"),
+        partial(postmortem, worker, 2, "skip"),
+        partial(launch, worker, 2, "all skip", quiet=True),
+    )
     assert lost_peer(first)
     assert second.how == "raised"
     assert re.search(r"can't allocate memory|out of memory", second.error)
 
-    first, second = postmortem(worker, 2, "skip")
-    assert first.how == "raised"
-    assert "Timed out" in first.error
-    assert first.printed.splitlines() == ["step 1: 1", "step 2: 2.5", "step 3: 3.5"]
-    assert second.value == {1: 1.0, 3: 2.5, 4: 3.5}
+    assert one.how == "raised"
+    assert "Timed out" in one.error
+    assert one.printed.splitlines() == ["step 1: 1", "step 2: 2.5", "step 3: 3.5"]
+    assert two.value == {1: 1.0, 3: 2.5, 4: 3.5}
 
-    assert launch(worker, 2, "all skip", quiet=True) == [{1: 1.0, 3: 3.0, 4: 4.0}] * 2
+    assert averaged == [{1: 1.0, 3: 3.0, 4: 4.0}] * 2
 
 
 @proves("fault-straggler")

@@ -1,8 +1,10 @@
 """The stages of the class from scratch, and the class itself beside torch's DDP."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -274,8 +276,8 @@ def test_more_ranks_agree_with_torch_within_rounding():
     def worker():
         return [(train(DDP, **o), train(DistributedDataParallel, **o)) for o in ({}, {"bucket_cap_mb": 0.01})]
 
-    for ranks in (3, 4):
-        for ours, torchs in launch(worker, ranks)[0]:
+    for first, *_ in side_by_side(*(partial(launch, worker, ranks) for ranks in (3, 4))):
+        for ours, torchs in first:
             torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
 
 
@@ -288,8 +290,8 @@ def test_with_equal_plans_more_ranks_agree_in_every_bit_too():
         warm = [{"warm_up": True}, {"warm_up": True, "bucket_cap_mb": 0.01}]
         return [[train(wrap, steps=10, **o) for wrap in (DDP, DistributedDataParallel)] for o in (*warm, one_each)]
 
-    for ranks in (3, 4):
-        for ours, torchs in launch(worker, ranks, quiet=True)[0]:
+    for first, *_ in side_by_side(*(partial(launch, worker, ranks, quiet=True) for ranks in (3, 4))):
+        for ours, torchs in first:
             assert torch.equal(ours, torchs)
 
 
@@ -300,9 +302,9 @@ def test_two_torch_ddps_with_different_caps_differ_by_rounding():
     def worker():
         return train(DistributedDataParallel), train(DistributedDataParallel, bucket_cap_mb=0.01)
 
-    for ranks in (2, 3, 4):
-        default, small = launch(worker, ranks)[0]
-        assert torch.equal(default, small) == (ranks == 2)
+    for results in side_by_side(*(partial(launch, worker, ranks) for ranks in (2, 3, 4))):
+        default, small = results[0]
+        assert torch.equal(default, small) == (len(results) == 2)
         torch.testing.assert_close(default, small, rtol=1e-5, atol=1e-6)
 
 

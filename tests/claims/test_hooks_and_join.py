@@ -5,7 +5,7 @@ import datetime
 import pytest
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -83,9 +83,15 @@ def test_join_lets_ranks_have_different_numbers_of_batches():
             own = model.module.weight.item()
         return trained, own, model.module.weight.item()
 
-    assert launch(worker, 2, False)[1] == (1, True)
-    for ranks in (2, 3):
-        results = launch(worker, ranks, True)
-        assert [trained for trained, _, _ in results] == list(range(1, ranks + 1))
-        assert len({own for _, own, _ in results}) == ranks  # until they leave the block, early ranks stay behind
+    (_, without), *joined = side_by_side(
+        lambda: launch(worker, 2, False),
+        lambda: launch(worker, 2, True),
+        lambda: launch(worker, 3, True),
+    )
+    assert without == (1, True)
+    for results in joined:
+        assert [trained for trained, _, _ in results] == list(range(1, len(results) + 1))
+        assert len({own for _, own, _ in results}) == len(
+            results
+        )  # until they leave the block, early ranks stay behind
         assert {final for _, _, final in results} == {results[-1][1]}

@@ -1,10 +1,11 @@
 """The idea of data parallelism: what keeps replicas equal, when they make a big batch, and what they hold in memory."""
 
 import copy
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -174,10 +175,13 @@ def test_the_optimizer_state_stays_equal_though_never_sent():
 
     for ranks in (2, 3, 4):
         for kind, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {})):
-            states, sent, gradients = zip(*launch(worker, ranks, kind, options, True), strict=True)
+            with_sync, without = side_by_side(
+                *(partial(launch, worker, ranks, kind, options, s) for s in (True, False))
+            )
+            states, sent, gradients = zip(*with_sync, strict=True)
             assert equal(states)
             assert sent == gradients
-            alone, sent, _ = zip(*launch(worker, ranks, kind, options, False), strict=True)
+            alone, sent, _ = zip(*without, strict=True)
             assert not equal(alone)
             assert not any(sent)
 
@@ -209,7 +213,9 @@ def test_the_memory_ledger_is_exact():
         steps = 4 * len(optimizer.state)
         return sum(storages.values()) - steps, gradient(net).numel()
 
+    ways = ((16, False, False), (20, True, False), (16, True, True))
     for ranks in (2, 3, 4):
-        for per_parameter, ddp, views in ((16, False, False), (20, True, False), (16, True, True)):
-            for nbytes, parameters in launch(worker, ranks, ddp, views):
+        runs = side_by_side(*(partial(launch, worker, ranks, ddp, views) for _, ddp, views in ways))
+        for (per_parameter, *_), results in zip(ways, runs, strict=True):
+            for nbytes, parameters in results:
                 assert nbytes == per_parameter * parameters

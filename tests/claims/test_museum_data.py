@@ -1,10 +1,11 @@
 """The museum of wrong DDP, second half: data order, start, evaluation, clipping and losses."""
 
 import datetime
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
@@ -116,10 +117,12 @@ def test_a_forward_of_the_wrapper_on_rank_0_alone_stalls_all_at_the_next_barrier
     def norm():
         return nn.BatchNorm1d(8)
 
-    for ranks in (2, 3):
-        assert launch(worker, ranks, norm, True, 2) == ["evaluation"] + ["barrier"] * (ranks - 1)
-        assert launch(worker, ranks, norm, False, 30) == ["behind both"] * ranks
-    assert launch(worker, 2, nn.Tanh, True, 30) == ["behind both"] * 2
+    cases = [(2, norm, True, 2), (3, norm, True, 2), (2, norm, False, 30), (3, norm, False, 30), (2, nn.Tanh, True, 30)]
+    two, three, *others = side_by_side(*(partial(launch, worker, *case) for case in cases))
+    assert two == ["evaluation", "barrier"]
+    assert three == ["evaluation", "barrier", "barrier"]
+    for through in others:
+        assert through == ["behind both"] * len(through)
 
 
 @proves("museum-clipping-before-the-sync")

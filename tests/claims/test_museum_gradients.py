@@ -1,10 +1,11 @@
 """The museum of wrong DDP, exhibits 1 to 7: each wrong version against its fix, on real ranks."""
 
 import contextlib
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -164,8 +165,10 @@ def test_two_forwards_then_two_backwards_leave_gradients_different():
 
     for ranks in RANKS:
         fixed = {}
-        for order, expected in {"two backwards": 1, "one backward": 1, "in turn": 2}.items():
-            gradients, issued = zip(*launch(worker, ranks, order), strict=True)
+        orders = {"two backwards": 1, "one backward": 1, "in turn": 2}
+        runs = side_by_side(*(partial(launch, worker, ranks, order) for order in orders))
+        for (order, expected), results in zip(orders.items(), runs, strict=True):
+            gradients, issued = zip(*results, strict=True)
             assert set(issued) == {expected}
             assert (gap(gradients) == 0) == (order != "two backwards")
             fixed[order] = gradients[0]
@@ -224,9 +227,13 @@ def test_averaging_twice_is_off_by_the_world_size_and_adam_hides_it():
     for ranks in RANKS:
         off = {}
         for optimizer in (torch.optim.SGD, torch.optim.AdamW):
-            [(gradient, answer)] = launch(train, 1, optimizer, range(ranks), 1)
-            for divisor in (ranks, 1):
-                first, weights = zip(*launch(train, ranks, optimizer, None, divisor), strict=True)
+            [(gradient, answer)], *divided = side_by_side(
+                partial(launch, train, 1, optimizer, range(ranks), 1),
+                partial(launch, train, ranks, optimizer, None, ranks),
+                partial(launch, train, ranks, optimizer, None, 1),
+            )
+            for divisor, results in zip((ranks, 1), divided, strict=True):
+                first, weights = zip(*results, strict=True)
                 torch.testing.assert_close(divisor * first[0], gradient)
                 assert gap(weights) == 0
                 off[optimizer, divisor] = gap([weights[0], answer])

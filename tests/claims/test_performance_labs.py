@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -249,8 +249,12 @@ def test_powersgd_with_several_buckets_does_not_finish_on_gloo():
         for _ in range(20):
             model(torch.ones(2, 256)).sum().backward()
 
-    assert [e.how for e in postmortem(worker, 2, 25, timeout_s=60, env=NO_GPU)] == ["returned"] * 2
-    assert {e.how for e in postmortem(worker, 2, 0.25, timeout_s=10, env=NO_GPU)} != {"returned"}
+    one, six = side_by_side(
+        lambda: postmortem(worker, 2, 25, timeout_s=60, env=NO_GPU),
+        lambda: postmortem(worker, 2, 0.25, timeout_s=5, env=NO_GPU),
+    )
+    assert {e.how for e in one} == {"returned"}
+    assert {e.how for e in six} != {"returned"}
 
 
 class Stack(nn.Module):
@@ -270,11 +274,12 @@ class Stack(nn.Module):
 def test_a_bucket_of_a_compiled_model_leaves_when_its_graph_ends():
     """Ends of graphs and launches of buckets take turns when split; as one graph all launches come behind its end."""
 
-    def worker(split):
+    def order(split):
         from torch._dynamo.backends.common import aot_autograd
 
         from ddplab.torch_private import set_ddp_optimizer
 
+        torch.compiler.reset()
         set_ddp_optimizer(split)
         log = []
 
@@ -299,8 +304,9 @@ def test_a_bucket_of_a_compiled_model_leaves_when_its_graph_ends():
             compiled(torch.ones(2, 512, device=device())).sum().backward()
         return log
 
-    assert launch(worker, 2, True) == [["graph", "bucket"] * 4] * 2
-    assert launch(worker, 2, False) == [["graph"] + ["bucket"] * 4] * 2
+    for split, whole in launch(lambda: (order(True), order(False)), 2):
+        assert split == ["graph", "bucket"] * 4
+        assert whole == ["graph"] + ["bucket"] * 4
 
 
 @proves("perf-everyone-waits-for-the-last")
@@ -369,16 +375,21 @@ def train(way, steps=4):
     return losses, [sum(t.nbytes for t in tensors) for tensors in (local, grads, states)]
 
 
+def beside_ddp(way):
+    """What each of two ranks gets of DDP, and of another way."""
+    return launch(lambda: (train("ddp"), train(way)), 2, quiet=True)
+
+
 @proves("perf-accelerate-is-ddp")
 def test_accelerate_gives_the_bits_and_bytes_of_ddp():
     """Four steps of Adam on two ranks, losses compared exactly."""
-    assert launch(train, 2, "accelerate", quiet=True) == launch(train, 2, "ddp")
+    assert all(ddp == accelerate for ddp, accelerate in beside_ddp("accelerate"))
 
 
 @proves("perf-zero-halves-the-states")
 def test_zero_gives_the_losses_of_ddp_and_divides_the_states():
     """On two ranks and equal layers each holds half of Adam's states, and all else as before."""
-    for (losses, held), (zero_losses, zero_held) in zip(launch(train, 2, "ddp"), launch(train, 2, "zero"), strict=True):
+    for (losses, held), (zero_losses, zero_held) in beside_ddp("zero"):
         assert zero_losses == losses
         assert zero_held == [held[0], held[1], held[2] // 2]
 
@@ -386,8 +397,6 @@ def test_zero_gives_the_losses_of_ddp_and_divides_the_states():
 @proves("perf-fsdp2-divides-all")
 def test_fsdp2_gives_the_losses_of_ddp_and_divides_weights_gradients_and_states():
     """On two ranks each holds half of all three."""
-    for (losses, held), (shard_losses, shard_held) in zip(
-        launch(train, 2, "ddp"), launch(train, 2, "fsdp2"), strict=True
-    ):
+    for (losses, held), (shard_losses, shard_held) in beside_ddp("fsdp2"):
         assert shard_losses == pytest.approx(losses, rel=1e-5)
         assert shard_held == [nbytes // 2 for nbytes in held]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -253,3 +254,25 @@ def test_many_launches_never_flake_and_leave_nothing():
         assert launch(worker, 2, quiet=True) == [2.0, 2.0]
     assert not left_over()
     assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+def test_launches_run_side_by_side_in_threads():
+    """Each hears how its own ranks ended; the fork server outlives the thread that was the first to need it."""
+
+    def worker(number):
+        dist.barrier()
+        if number % 2 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    def started_in_a_thread(number):
+        try:
+            return launch(worker, 2, number, quiet=True)
+        except LaunchError as error:
+            return error.rank, "was killed by SIGKILL" in str(error)
+
+    multiprocessing.forkserver._forkserver._stop()
+    for _ in range(2):  # in new threads, when those that began have ended
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(started_in_a_thread, range(4))) == [[0, 0], (1, True), [2, 2], (1, True)]
+    assert not left_over()

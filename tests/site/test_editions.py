@@ -251,6 +251,7 @@ def test_two_builds_at_once_take_turns(house):
     fcntl.flock(folder, fcntl.LOCK_EX)
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
+        os.close(folder)  # the lock is the parent's
         os.write(writer, b"started")
         os._exit(bool(house.build().error))
     assert os.read(reader, 7) == b"started"
