@@ -254,7 +254,8 @@ def _tags(reader: PdfReader) -> list:
                 walk(child)
         elif isinstance(node, dict):
             found.append(node)
-            walk(node.get("/K", []))
+            if "/K" in node:
+                walk(node["/K"])
 
     walk(reader.trailer["/Root"]["/StructTreeRoot"]["/K"])
     return found
