@@ -56,7 +56,9 @@ LISTING = "\n".join(
 )
 
 SECTIONS = "\n".join(
-    f"## Section {n}\n\n{'What this section has to say. ' * (7 + n % 5)}\n\n{'And more of that. ' * (6 + n % 7)}\n"
+    f"(target-{n})=\n## Section {n}\n\n{'What this section says. ' * (2 + n % 5)}\n\n```python\nline()\nmore()"
+    + "\nand_more()" * (n % 7)
+    + "\n```\n"
     for n in range(40)
 )
 
