@@ -11,6 +11,7 @@ import posixpath
 import re
 import shutil
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,10 @@ _LISTS = {"toctree-wrapper", "sphx-glr-thumbnails"}  # links to other pages: an 
 
 class BookEpubBuilder(Epub3Builder):
     """Takes the place of Sphinx's builder ``epub``."""
+
+    def get_outdated_docs(self) -> Iterator[str]:
+        """Every document: another builder, with the same doctrees, may have seen what changed."""
+        yield from self.env.found_docs
 
     def handle_page(self, pagename: str, addctx: dict[str, Any], *args: Any, **options: Any) -> None:
         """Make the page's body XHTML before the template gets it."""

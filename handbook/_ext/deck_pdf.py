@@ -13,7 +13,7 @@ from typing import Any
 from sphinx.util import logging
 
 from print_tree import classes, parse, to_html
-from weasy import set_pdf
+from weasy import Sheets, set_pdf
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def make(page: Path, slides_pdf: Path, handout_pdf: Path, static: Path) -> None:
     slides = read_slides(text)
     title = slides[0].title if slides else page.stem
     names = ("math.css", "deck.css", "deck-print.css")
-    sheets = {static / name: light((static / name).read_text(encoding="utf-8")) for name in names}
+    sheets = tuple((static / name, light((static / name).read_text(encoding="utf-8"))) for name in names)
     document = _set(slides_pdf, title, "deck", [to_html(slide.section) for slide in slides], slides, sheets)
     _check(document, slides, slides_pdf)
     sides = [_handout_side(slide, place, len(slides)) for place, slide in enumerate(slides, 1)]
@@ -89,7 +89,7 @@ def _handout_side(slide: Slide, place: int, count: int) -> str:
     return f'<article><div class="sheet">{to_html(section)}</div>{number}{to_html(slide.notes)}</article>'
 
 
-def _set(target: Path, title: str, kind: str, pages: list[str], slides: list[Slide], sheets: dict[Path, str]) -> Any:
+def _set(target: Path, title: str, kind: str, pages: list[str], slides: list[Slide], sheets: Sheets) -> Any:
     body = "".join(
         f'<div class="pdf-page {_kind(slide)}" id="{_ANCHOR}{place}">{page}</div>'
         for place, (page, slide) in enumerate(zip(pages, slides, strict=True), 1)

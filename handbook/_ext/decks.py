@@ -5,7 +5,8 @@ Code is coloured while the deck is built, sections keep their ids and classes, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from sphinx_revealjs.writers import RevealjsSlideTranslator
 import deck_pdf
 import lanes
 from deck_cards import speaker_notes
-from weasy import load_weasyprint
+from weasy import load_weasyprint, side_by_side
 
 CODE_PX = (1052, 400)  # room for code on a slide of 1280 × 720, beside a title and a line of text
 CODE_SIZES_PX = (14, 34)
@@ -117,10 +118,12 @@ class DeckBuilder(RevealjsHTMLBuilder):  # type: ignore[misc]
     def finish(self) -> None:
         """Make the PDFs of decks whose HTML is newer."""
         super().finish()
+        static, jobs = Path(self.outdir, "_static"), list[Callable[[], None]]()
         for name in self.decks():
             page, slides, handout = (self._file(name, ending) for ending in (".html", ".pdf", "-notes.pdf"))
             if min(_age(slides), _age(handout)) < _age(page):
-                deck_pdf.make(page, slides, handout, static=Path(self.outdir, "_static"))
+                jobs.append(partial(deck_pdf.make, page, slides, handout, static))
+        side_by_side(jobs)
 
     def _style_files(self) -> Iterator[Path]:
         scripts = [name for name, _ in self.config.revealjs_js_files]

@@ -6,6 +6,7 @@ Ids get the name of their document, so that many documents can share one PDF.
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 import xml.etree.ElementTree as ET
@@ -43,6 +44,7 @@ def prepare(page: ET.Element, docname: str) -> None:
         code_lines(pre)
     drawings(page)
     mark_references(page)
+    lower_ids(page)
     spell_emoji(page)
 
 
@@ -167,6 +169,36 @@ def mark_references(page: ET.Element) -> None:
             if href.startswith("#") and inside & XREF_CLASSES and href not in seen:
                 seen.add(href)
                 link.set("class", f"{link.get('class', '')} page-reference".strip())
+
+
+def lower_ids(page: ET.Element) -> None:
+    """Move the ids of sections and boxes to the heading or paragraph that they begin with.
+
+    Where that goes to the next page, an empty piece of the section stays behind, and its id would stay with it.
+    """
+    for box in [element for element in walk(page) if element.tag in {"section", "div"}]:
+        targets = list(itertools.takewhile(_is_target, box))
+        first = next(iter(box[len(targets) :]), None)
+        if first is None or not re.fullmatch("h[1-6]|p", first.tag) or (box.text or "").strip():
+            continue
+        names = [box.attrib.pop("id", ""), *(target.get("id", "") for target in targets)]
+        for target in targets:
+            box.remove(target)
+        for name in filter(None, names):
+            if "id" not in first.attrib:
+                first.set("id", name)
+            else:
+                first.insert(0, ET.Element("span", {"id": name}))
+                first[0].tail, first.text = first.text, None
+
+
+def _is_target(element: ET.Element) -> bool:
+    """Whether an element is only there to be linked to."""
+    return (
+        element.tag == "span"
+        and set(element.attrib) == {"id"}
+        and not "".join([*element.itertext(), element.tail or ""]).strip()
+    )
 
 
 def shift_headings(page: ET.Element, by: int) -> None:

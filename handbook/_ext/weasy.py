@@ -6,13 +6,16 @@ import functools
 import gc
 import importlib
 import logging as plain_logging
-from collections.abc import Callable, Iterator
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from sphinx.util import logging
+from sphinx.util.parallel import ParallelTasks, SerialTasks, parallel_available
 
 from problems import Stop
 
@@ -37,43 +40,86 @@ def load_weasyprint() -> ModuleType:
     return weasyprint
 
 
-def set_pdf(content: str, sheets: dict[Path, str], target: Path, report: Callable[[str], None] = logger.warning) -> Any:
-    """Set HTML as a tagged PDF, which is written whole or not at all.
+Sheets = tuple[tuple[Path, str], ...]  # style sheets, each with the file that its addresses are relative to
+
+
+def set_pdf(content: str, sheets: Sheets, target: Path) -> Any:
+    """Lay HTML out and write it as a tagged PDF; returns WeasyPrint's document."""
+    document = lay_out(content, sheets, target.name)
+    write(document, target)
+    return document
+
+
+def lay_out(content: str, sheets: Sheets, name: str) -> Any:
+    """Lay HTML out.
 
     Args:
         content: the HTML.
-        sheets: the style sheets, each with the file that its addresses are relative to.
-        target: the PDF file.
-        report: takes what WeasyPrint cannot load or resolve; by default a warning of the build.
+        sheets: the style sheets.
+        name: the PDF that it is for.
 
     Returns:
         WeasyPrint's document: ``pages``, each with its ``anchors``.
     """
     weasyprint = load_weasyprint()
-    from weasyprint.text.fonts import FontConfiguration
+    logger.info("setting %s", name)
+    with _problems_of(name):
+        css, fonts = _styles(sheets)
+        page = weasyprint.HTML(string=content, base_url=sheets[0][0].as_uri())
+        return page.render(stylesheets=css, font_config=fonts, pdf_variant="pdf/ua-1")
 
-    logger.info("setting %s", target.name)
-    plain_logging.getLogger("fontTools").setLevel(plain_logging.WARNING)
-    fonts, temporary = FontConfiguration(), target.with_suffix(".pdf.tmp")
+
+def write(document: Any, target: Path, finisher: Callable[[Any, Any], None] | None = None) -> None:
+    """Write a document as a tagged PDF, whole or not at all; ``finisher`` may change the PDF before."""
+    temporary = target.with_suffix(".pdf.tmp")
     try:
-        with _problems_of(target.name, report), _no_garbage_collection(), _page_references_kept():
-            css = [
-                weasyprint.CSS(string=sheet, base_url=path.as_uri(), font_config=fonts)
-                for path, sheet in sheets.items()
-            ]
-            page = weasyprint.HTML(string=content, base_url=next(iter(sheets)).as_uri())
-            document = page.render(stylesheets=css, font_config=fonts, pdf_variant="pdf/ua-1")
-            document.write_pdf(str(temporary), pdf_variant="pdf/ua-1")
+        with _problems_of(target.name), _page_references_kept():
+            document.write_pdf(str(temporary), pdf_variant="pdf/ua-1", finisher=finisher)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    return document
+
+
+def label_pages(_document: Any, pdf: Any, *, front: int, first: int) -> None:
+    """Tell a reader's program the numbers that stand on the pages; those before them have small Roman ones."""
+    pydyf = importlib.import_module("pydyf")
+    styles = [0, pydyf.Dictionary({"S": "/r"}), front, pydyf.Dictionary({"S": "/D", "St": first})]
+    pdf.catalog["PageLabels"] = pydyf.Dictionary({"Nums": pydyf.Array(styles)})
+
+
+@functools.cache
+def _styles(sheets: Sheets) -> tuple[list[Any], Any]:
+    """The style sheets and their fonts, read once per process: unpacking nine fonts takes a second."""
+    from weasyprint.text.fonts import FontConfiguration
+
+    plain_logging.getLogger("fontTools").setLevel(plain_logging.WARNING)
+    fonts = FontConfiguration()
+    css = load_weasyprint().CSS
+    return [css(string=sheet, base_url=path.as_uri(), font_config=fonts) for path, sheet in sheets], fonts
+
+
+def side_by_side(jobs: Iterable[Callable[[], None]]) -> None:
+    """Do each job in a process of its own, as many at once as there are cores; their warnings are the build's."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    tasks = ParallelTasks(cores) if parallel_available else SerialTasks()
+    for job in jobs:
+        tasks.add_task(_without_garbage_collection, job)
+    tasks.join()
+
+
+def _without_garbage_collection(job: Callable[[], None]) -> None:
+    """A third of the time goes into looking for cycles among millions of boxes that all stay alive to the end."""
+    gc.disable()
+    try:
+        job()
+    finally:
+        gc.enable()
 
 
 @contextmanager
-def _problems_of(pdf: str, report: Callable[[str], None]) -> Iterator[None]:
-    """Hand over what WeasyPrint cannot load or resolve, with the name of the PDF."""
-    handler = _Problems(pdf, report)
+def _problems_of(pdf: str) -> Iterator[None]:
+    """Make warnings of the build of what WeasyPrint cannot load or resolve, with the name of the PDF."""
+    handler = _Problems(pdf)
     weasy_logger = plain_logging.getLogger("weasyprint")
     weasy_logger.addHandler(handler)
     propagated, weasy_logger.propagate = weasy_logger.propagate, False
@@ -82,18 +128,6 @@ def _problems_of(pdf: str, report: Callable[[str], None]) -> Iterator[None]:
     finally:
         weasy_logger.removeHandler(handler)
         weasy_logger.propagate = propagated
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A third of the time goes into looking for cycles among millions of boxes that all stay alive to the end."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager
@@ -116,9 +150,9 @@ def _page_references_kept() -> Iterator[None]:
 class _Problems(plain_logging.Handler):
     """Passes WeasyPrint's errors on; its warnings are about properties of style sheets that only browsers know."""
 
-    def __init__(self, pdf: str, report: Callable[[str], None]) -> None:
+    def __init__(self, pdf: str) -> None:
         super().__init__(plain_logging.ERROR)
-        self.pdf, self.report = pdf, report
+        self.pdf = pdf
 
     def emit(self, record: plain_logging.LogRecord) -> None:
-        self.report(f"{self.pdf}: {record.getMessage()}")
+        logger.warning("%s: %s", self.pdf, record.getMessage())

@@ -24,6 +24,7 @@ html_theme = "furo"
 html_static_path = [{str(ROOT / "handbook" / "_static")!r}]
 numfig = True
 bookpdf_name = "sample"
+bookpdf_labs_name = "sample-labs"
 bookpdf_subtitle = "A book for tests"
 bookpdf_manifest = "manifest.json"
 epub_basename = "sample"
@@ -46,11 +47,19 @@ What this book is.
 
 first
 second
+third
 ```
 """
 
 LISTING = "\n".join(
     f"line_{n:03d} = {'f' * (n % 7)}(n={n})  # comment {'x' * (n * 3 % 95)} end{n:03d}" for n in range(150)
+)
+
+SECTIONS = "\n".join(
+    f"(target-{n})=\n## Section {n}\n\n{'What this section says. ' * (2 + n % 5)}\n\n```python\nline()\nmore()"
+    + "\nand_more()" * (n % 7)
+    + "\n```\n"
+    for n in range(40)
 )
 
 FIRST = f"""(first-top)=
@@ -131,6 +140,11 @@ grad 1.0</pre></div></div>
 {LISTING}
 ```
 
+```python
+def shown():  # said in passing
+    return f"{{left}} of it"
+```
+
 ## Further reading
 
 - [A paper](https://example.org/paper.pdf)
@@ -158,17 +172,37 @@ LAB = """# The lab one
 It serves {ref}`first-top`.
 """
 
+LIST = """# A list of pages
+
+```{toctree}
+page
+```
+"""
+
+PAGE = """# A page below
+
+It has something to say.
+"""
+
 SECOND = """# The second chapter
 
 (second-target)=
 ## A target section
 
-Back to {doc}`first`.
+Back to {doc}`first`, and to {doc}`labs/lab_one`.
 
 ```{only} builder_bookpdf
 A [dead link](#nowhere-at-all) is reported.
 ```
+
+```{toctree}
+:hidden:
+
+more/index
+```
 """
+
+THIRD = f"# The third chapter\n\n{SECTIONS}"
 
 
 @dataclass(frozen=True)
@@ -187,9 +221,11 @@ class Book:
 @pytest.fixture(scope="session")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Book:
     source = tmp_path_factory.mktemp("book") / "source"
-    (source / "labs").mkdir(parents=True)
+    for folder in ("labs", "more"):
+        (source / folder).mkdir(parents=True)
     files = {"conf.py": CONF, "manifest.json": MANIFEST, "index.md": INDEX, "first.md": FIRST, "second.md": SECOND}
     files |= {"labs/index.md": LABS, "labs/lab_one.md": LAB, "plot.svg": _plot()}
+    files |= {"third.md": THIRD, "more/index.md": LIST, "more/page.md": PAGE}
     for name, text in files.items():
         (source / name).write_text(text, encoding="utf-8")
     return Book(source)

@@ -1,16 +1,25 @@
 """The real book, printed and read back: nothing of the chapters and labs is lost or clipped on the way."""
 
 import ast
+import itertools
 import re
 import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 from pypdf import PdfReader
 
-from tools import need
+from tools import need, need_pango
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "handbook" / "_ext"))
+
+from card_source import read_cards  # noqa: E402
+
 QUOTES = str.maketrans("“”‘’", "\"\"''")
 FLAT = re.compile(r"[\s\N{SOFT HYPHEN}]+")
 
@@ -20,23 +29,85 @@ def flat(text: str) -> str:
     return FLAT.sub("", text.translate(QUOTES))
 
 
-@pytest.fixture(scope="module")
-def book(pdf) -> PdfReader:
-    return PdfReader(pdf / "ddp-handbook.pdf")
+@dataclass(frozen=True)
+class Printed:
+    """A PDF of the real book."""
+
+    path: Path
+
+    @cached_property
+    def reader(self) -> PdfReader:
+        return PdfReader(self.path)
+
+    @cached_property
+    def pages(self) -> list[str]:
+        """The text of each page, in the order in which it is read."""
+        return self._ask("pdftotext", "-raw").split("\f")
+
+    @cached_property
+    def text(self) -> str:
+        """The whole text, with running heads and page numbers, and without: they may stand inside of a listing."""
+        running = "".join("\n".join(text.splitlines()[2:]) for text in self.pages)
+        return flat(running) + flat("".join(self.pages))
+
+    def contents(self) -> Iterator[tuple[str, int, str]]:
+        """Of each line of the contents the title, the page (from 1) that its link leads to, and its number."""
+        for page in self.reader.pages[1:20]:
+            links = [annotation.get_object() for annotation in page.get("/Annots", [])]
+            names = list(dict.fromkeys(str(link["/Dest"]) for link in links if "/Dest" in link))
+            lines = re.findall(r"^(.+?)[\s·]{4,}(\d+)$", page.extract_text(), re.MULTILINE)
+            if "·····" not in flat(page.extract_text()):
+                return
+            assert len(lines) == len(names)
+            for (title, number), name in zip(lines, names, strict=True):
+                place = self.reader.get_destination_page_number(self.reader.named_destinations[name]) + 1
+                yield re.sub(r"^Lab\s\d+\s*", "", title), place, number
+
+    def _ask(self, tool: str, *options: str) -> str:
+        command = [need(tool, "poppler-utils"), *options, str(self.path), *(["-"] if tool == "pdftotext" else [])]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def check(self) -> None:
+        """What holds of every PDF of the book."""
+        listed = 0
+        labels = self.reader.page_labels
+        for title, page, number in self.contents():
+            assert labels[page - 1] == number, title
+            assert flat(title) in flat(self.pages[page - 1]), title
+            listed += 1
+        assert listed >= 4
+        assert self.reader.outline
+        images = self._ask("pdfimages", "-list")  # pypdf takes minutes over as many pages
+        assert len(images.splitlines()) == 2, images  # the two lines of its heading: all figures are vectors
+        boxes = self._ask("pdftotext", "-bbox")
+        width = float(re.search(r'<page width="([\d.]+)"', boxes)[1])
+        words = re.findall(r'<word xMin="(-?[\d.]+)" yMin="[^"]*" xMax="([\d.]+)" yMax="[^"]*">([^<]*)<', boxes)
+        assert len(words) > 1000
+        outside = [word for left, right, word in words if float(left) < 36 or float(right) > width - 36]
+        assert not outside, outside[:10]
 
 
 @pytest.fixture(scope="module")
-def texts(pdf) -> list[str]:
-    """The text of each page, in the order in which it is read."""
-    pdftotext = need("pdftotext", "poppler-utils")
-    command = [pdftotext, "-raw", str(pdf / "ddp-handbook.pdf"), "-"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\f")
+def chapter(html, tmp_path_factory) -> Printed:
+    """One chapter alone; it is rendered from what was read for the web pages."""
+    need_pango()
+    out = tmp_path_factory.mktemp("print")
+    command = [sys.executable, "-m", "sphinx", "-c", ".", "-d", "_build/doctrees/book", "-q", "-W"]
+    command += ["-D", "bookpdf_only=idea", "-b", "bookpdf", "handbook", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in out.iterdir()] == ["idea.pdf"]
+    return Printed(out / "idea.pdf")
 
 
 @pytest.fixture(scope="module")
-def printed(texts) -> str:
-    """The whole text, without running heads and page numbers, which may stand in the middle of a listing."""
-    return flat("".join("\n".join(text.splitlines()[2:]) for text in texts))
+def handbook(pdf) -> Printed:
+    return Printed(pdf / "ddp-handbook.pdf")
+
+
+@pytest.fixture(scope="module")
+def companion(pdf) -> Printed:
+    return Printed(pdf / "ddp-labs.pdf")
 
 
 def code_lines(script: Path) -> list[str]:
@@ -52,61 +123,43 @@ def code_lines(script: Path) -> list[str]:
     return shown
 
 
-def test_every_line_of_every_lab_is_printed(printed, texts):
-    everything = printed + flat("".join(texts))
-    for script in sorted(ROOT.glob("gallery/*/plot_*.py")):
-        missing = [line for line in code_lines(script) if flat(line) not in everything]
-        assert not missing, f"{script.name}: {missing[:3]}"
+def check_cards(cards, text: str) -> None:
+    """Each card's question, and the first words of its answer or of why, are printed."""
+    for card in cards:
+        answer = card.parts["answer" if card.kind == "interview" else "why"].text
+        for passage in (card.question, answer):
+            words = itertools.takewhile(str.isalpha, passage.split())
+            assert flat(" ".join(list(words)[:6])) in text, card.id
 
 
-def test_every_card_is_printed_with_its_answer(texts):
-    import sys
+def test_a_chapter_has_its_cards_its_figures_and_right_page_numbers(chapter):
+    chapter.check()
+    cards = [card for card in read_cards(ROOT / "handbook").values() if card.path.stem == "idea"]
+    assert len(cards) >= 5
+    check_cards(cards, chapter.text)
+    assert chapter.reader.metadata.title.endswith("The DDP Handbook")
 
-    sys.path.insert(0, str(ROOT / "handbook" / "_ext"))
-    from card_source import read_cards
 
-    everything = flat("".join(texts))
+@pytest.mark.full
+def test_the_handbook_has_every_card_and_right_page_numbers(handbook):
+    handbook.check()
     cards = read_cards(ROOT / "handbook")
     assert len([card for card in cards.values() if card.kind == "interview"]) >= 12
     assert len([card for card in cards.values() if card.kind == "quiz"]) >= 5
-    for card in cards.values():
-        words = re.sub(r"[`*]|\{\w+\}|\$[^$]*\$", "", card.question).split()
-        assert flat("".join(words[:6])) in everything, card.id
+    check_cards(cards.values(), handbook.text)
 
 
-def test_contents_and_bookmarks_agree_on_pages(book, texts):
-    contents = flat("".join(texts[1:4]))
-    seen = 0
-    for item in book.outline:
-        if isinstance(item, list) or item.title == "Contents":
-            continue
-        page = book.get_destination_page_number(item) + 1
-        assert flat(item.title) in flat(texts[page - 1])
-        seen += re.search(rf"{re.escape(flat(item.title))}[·.]*{page}", contents) is not None
-    assert seen >= 4
+@pytest.mark.full
+def test_the_companion_has_every_line_of_every_lab_and_right_page_numbers(companion):
+    companion.check()
+    for script in sorted(ROOT.glob("gallery/*/plot_*.py")):
+        missing = [line for line in code_lines(script) if flat(line) not in companion.text]
+        assert not missing, f"{script.name}: {missing[:3]}"
 
 
-def test_figures_are_vectors(pdf):
-    pdfimages = need("pdfimages", "poppler-utils")  # pypdf takes minutes over as many pages
-    listed = subprocess.run(
-        [pdfimages, "-list", str(pdf / "ddp-handbook.pdf")], capture_output=True, text=True, check=True
-    )
-    assert len(listed.stdout.splitlines()) == 2, listed.stdout  # the two lines of its heading
-
-
-def test_no_word_leaves_its_page(pdf):
-    pdftotext = need("pdftotext", "poppler-utils")
-    text = subprocess.run(
-        [pdftotext, "-bbox", str(pdf / "ddp-handbook.pdf"), "-"], capture_output=True, text=True, check=True
-    ).stdout
-    width = float(re.search(r'<page width="([\d.]+)"', text)[1])
-    words = re.findall(r'<word xMin="(-?[\d.]+)" yMin="[^"]*" xMax="([\d.]+)" yMax="[^"]*">([^<]*)<', text)
-    assert len(words) > 20_000
-    outside = [word for left, right, word in words if float(left) < 36 or float(right) > width - 36]
-    assert not outside, outside[:10]
-
-
-def test_the_chapter_alone_is_printed_too(pdf):
-    reader = PdfReader(pdf / "internals.pdf")
-    assert flat("How DDP works internally") in flat(reader.pages[0].extract_text())
-    assert reader.outline
+@pytest.mark.full
+def test_each_chapter_alone_has_the_page_numbers_of_the_handbook(pdf):
+    chapters = [path for path in sorted(pdf.glob("*.pdf")) if not path.stem.startswith("ddp-")]
+    assert {"idea", "internals", "checkpointing"} <= {path.stem for path in chapters}
+    for path in chapters:
+        Printed(path).check()

@@ -9,7 +9,6 @@ import pytest
 from pypdf import PdfReader
 from sample_book import LISTING, Built, book, sample_pdfs  # noqa: F401  (fixtures)
 
-import print_code
 import print_page
 import print_tree
 import weasy
@@ -27,6 +26,11 @@ def whole(sample_pdfs: Built) -> PdfReader:  # noqa: F811
 @pytest.fixture(scope="module")
 def texts(whole: PdfReader) -> list[str]:
     return [page.extract_text() for page in whole.pages]
+
+
+@pytest.fixture(scope="module")
+def labs(sample_pdfs: Built) -> PdfReader:  # noqa: F811
+    return PdfReader(sample_pdfs.out / "sample-labs.pdf")
 
 
 def _bookmarks(reader: PdfReader) -> list[tuple[int, str, int]]:
@@ -57,8 +61,9 @@ def _only_page_with(texts: list[str], text: str) -> int:
     return pages[0]
 
 
-def test_one_pdf_for_the_book_and_one_for_each_chapter(sample_pdfs: Built):  # noqa: F811
-    assert {path.name for path in sample_pdfs.out.iterdir()} == {"sample.pdf", "first.pdf", "second.pdf"}
+def test_a_pdf_for_the_handbook_for_the_labs_and_for_each_chapter(sample_pdfs: Built):  # noqa: F811
+    names = {path.stem for path in sample_pdfs.out.iterdir()}
+    assert names == {"sample", "sample-labs", "first", "second", "third"}
 
 
 def test_cover_names_the_book_and_its_edition(texts):
@@ -72,29 +77,45 @@ def test_cover_names_the_book_and_its_edition(texts):
         assert line in texts[0]
 
 
-def test_bookmarks_lead_from_chapters_to_sections(whole):
+def test_bookmarks_lead_from_chapters_to_sections(whole, labs):
     found = [(depth, title) for depth, title, _ in _bookmarks(whole)]
     assert (0, "The first chapter") in found
     assert (1, "Lists and folds") in found
-    assert (1, "The lab one") in found
-    assert (2, "What to notice") in found
     assert (0, "The second chapter") in found
+    found = [(depth, title) for depth, title, _ in _bookmarks(labs)]
+    assert found[-3:] == [(0, "Labs"), (1, "The lab one"), (2, "What to notice")]
 
 
-def test_contents_state_the_pages_where_headings_are(whole, texts):
-    contents = texts[1]
-    checked = 0
-    for depth, title, page in _bookmarks(whole):
-        if title == "Contents" or depth > 1:
-            continue
-        assert re.search(rf"{re.escape(title)}[\s·]*{page}\b", contents), f"{title}: page {page}"
-        assert title in texts[page - 1]
-        checked += 1
-    assert checked >= 7
+@pytest.mark.parametrize("name", ["sample", "sample-labs", "first", "third"])
+def test_contents_state_the_pages_where_headings_are(sample_pdfs, name):  # noqa: F811
+    """In print, as links, and as bookmarks; a heading that moves to the next page takes its number along."""
+    reader = PdfReader(sample_pdfs.out / f"{name}.pdf")
+    places = {title: page for _, title, page in _bookmarks(reader)}
+    printed = "\n".join(page.extract_text() for page in reader.pages[1:4])
+    lines = [line for page in reader.pages[1:4] for line in _contents_links(reader, page)]
+    assert len(lines) >= {"sample": 47, "sample-labs": 2, "first": 4, "third": 41}[name]
+    listed = re.findall(r"^(?:Lab\s1\s*)?(.+?)[\s·]{4,}(\d+)$", printed, re.MULTILINE)
+    assert len(listed) == len(lines)
+    for (title, number), page in zip(listed, lines, strict=True):
+        assert (title, places[title]) == (title, page)
+        assert reader.page_labels[page - 1] == number
+        assert title in reader.pages[page - 1].extract_text()
+        assert reader.pages[page - 1].extract_text().rstrip().endswith(number)
 
 
-def test_the_empty_list_of_labs_is_left_out(whole):
-    assert "Labs" not in [title for _, title, _ in _bookmarks(whole)]
+def _contents_links(reader: PdfReader, page) -> list[int]:
+    """The pages (from 1) to which the links of a page of the contents lead."""
+    if not re.match(r"Contents|.*·", page.extract_text().strip()):
+        return []
+    links = [annotation.get_object() for annotation in page.get("/Annots", [])]
+    names = dict.fromkeys(str(link["/Dest"]) for link in links)
+    return [reader.get_destination_page_number(reader.named_destinations[name]) + 1 for name in names]
+
+
+def test_an_empty_list_of_pages_is_left_out_and_its_pages_are_not(whole):
+    titles = [title for _, title, _ in _bookmarks(whole)]
+    assert "A list of pages" not in titles
+    assert "A page below" in titles
 
 
 def test_every_line_of_code_is_complete(whole, texts):
@@ -149,6 +170,7 @@ def test_cross_references_state_their_page_and_others_do_not(whole, texts):
     target = next(page for _, title, page in _bookmarks(whole) if title == "A target section")
     text = "\n".join(texts[2:])
     assert re.search(rf"the other chapter\s+\(p\.\s+{target}\)", text)
+    assert re.search(r"to The lab one\s+\(lab\s1\)", text)
     assert "(p." not in texts[1]
     assert "✓ (p." not in text
     assert "Equation (1) is a mean" in FLAT.sub(" ", text)
@@ -167,26 +189,28 @@ def test_running_heads_name_chapter_and_section(texts):
     assert texts[page - 1].rstrip().endswith(str(page))
 
 
-def test_a_chapter_alone_has_its_labs_and_no_links_out_of_it(sample_pdfs):  # noqa: F811
+def test_a_chapter_alone_is_its_pages_of_the_handbook(whole, sample_pdfs):  # noqa: F811
     reader = PdfReader(sample_pdfs.out / "first.pdf")
     text = "\n".join(page.extract_text() for page in reader.pages)
-    assert "The lab one" in text
+    assert "The lab one" not in text
     assert "A target section" not in text
-    assert re.search(r"the other chapter and", FLAT.sub(" ", text))
     assert "The Sample Book" in reader.pages[0].extract_text()
+    pages = [page for _, title, page in _bookmarks(whole) if title in {"The first chapter", "The second chapter"}]
+    assert f"Pages {pages[0]} to {pages[1] - 1} of The Sample Book" in reader.pages[0].extract_text()
+    expected = [page.extract_text() for page in whole.pages[pages[0] - 1 : pages[1] - 1]]
+    assert [page.extract_text() for page in reader.pages[2:]] == expected
+    assert reader.page_labels == ["i", "ii", *map(str, range(*pages))]
 
 
-def test_every_link_leads_somewhere(whole):
-    names = set(whole.named_destinations)
-    links = 0
-    for page in whole.pages:
-        for annotation in page.get("/Annots", []):
-            link = annotation.get_object()
-            target = link.get("/Dest") or link.get("/A", {}).get("/D")
-            if target is not None:
-                assert str(target) in names
-                links += 1
-    assert links > 10
+@pytest.mark.parametrize(("name", "least"), [("sample", 10), ("sample-labs", 2), ("first", 5), ("second", 2)])
+def test_every_link_leads_somewhere(sample_pdfs, name, least):  # noqa: F811
+    reader = PdfReader(sample_pdfs.out / f"{name}.pdf")
+    links = [annotation for page in reader.pages for annotation in page.get("/Annots", [])]
+    inside = [str(link.get_object()["/Dest"]) for link in links if "/Dest" in link.get_object()]
+    assert set(inside) <= set(reader.named_destinations)
+    assert len(inside) >= least
+    spoken = {tag.raw_get("/Obj").idnum for tag in _tags(reader) if tag.get("/Type") == "/OBJR"}
+    assert spoken == {link.idnum for link in links}  # a screen reader knows these links, and none that were taken out
 
 
 def test_a_dead_link_is_reported_with_its_document_and_text(sample_pdfs):  # noqa: F811
@@ -198,29 +222,43 @@ def test_a_dead_link_is_reported_with_its_document_and_text(sample_pdfs):  # noq
     assert others == []
 
 
-def test_pdf_is_tagged_and_says_its_language_and_title(whole):
-    catalog = whole.trailer["/Root"]
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("sample", "The Sample Book"),
+        ("first", "The first chapter · The Sample Book"),
+        ("sample-labs", "The lab companion · The Sample Book"),
+    ],
+)
+def test_pdf_is_tagged_and_says_its_language_and_title(sample_pdfs, name, title):  # noqa: F811
+    reader = PdfReader(sample_pdfs.out / f"{name}.pdf")
+    catalog = reader.trailer["/Root"]
     assert catalog["/MarkInfo"]["/Marked"]
     assert catalog["/Lang"] == "en"
-    assert whole.metadata.title == "The Sample Book"
-    alternatives: list[str] = []
+    assert reader.metadata.title == title
+    alternatives = [str(tag.get("/Alt", "")) for tag in _tags(reader) if tag.get("/S") == "/Figure"]
+    assert all(alternatives)
+    if name != "sample-labs":
+        assert "A bar for each rank" in alternatives
+        assert r"\bar g = \frac{1}{p}\sum_r g_r" in alternatives
+
+
+def _tags(reader: PdfReader) -> list:
+    """All tags, which is what a screen reader is told."""
+    found = []
 
     def walk(node):
         node = node.get_object()
         if isinstance(node, list):
             for child in node:
                 walk(child)
-        elif isinstance(node, dict) and "/S" in node:
-            if node["/S"] == "/Figure":
-                alternatives.append(str(node.get("/Alt", "")))
-            walk(node.get("/K", []))
+        elif isinstance(node, dict):
+            found.append(node)
+            if "/K" in node:
+                walk(node["/K"])
 
-    for child in catalog["/StructTreeRoot"]["/K"]:
-        walk(child)
-        walk(child.get_object()["/K"])
-    assert "A bar for each rank" in alternatives
-    assert r"\bar g = \frac{1}{p}\sum_r g_r" in alternatives
-    assert all(alternatives)
+    walk(reader.trailer["/Root"]["/StructTreeRoot"]["/K"])
+    return found
 
 
 @pytest.mark.parametrize(
@@ -250,26 +288,22 @@ def test_a_failure_leaves_no_file(monkeypatch, tmp_path):
 
     monkeypatch.setattr("weasyprint.document.Document.write_pdf", fail)
     with pytest.raises(OSError, match="disk full"):
-        weasy.set_pdf("<p>Text.</p>", {tmp_path / "sheet.css": ""}, tmp_path / "book.pdf")
+        weasy.set_pdf("<p>Text.</p>", ((tmp_path / "sheet.css", ""),), tmp_path / "book.pdf")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_code_is_split_into_lines_that_keep_their_colours():
-    page = print_tree.parse(
-        '<pre><span class="k">def</span> <span class="n">f</span><span class="p">(</span>'
-        '<span class="s2">"</span><span class="s2">a\nb</span><span class="si">{</span>x"\n\n'
-        '<span class="mi">1</span> <span class="mi">2</span><a href="#t">end</a>\n</pre>'
-    )
-    pre = next(page.iter("pre"))
-    print_code.code_lines(pre)
-    assert ["".join(line.itertext()) for line in pre] == ['def f("a', 'b{x"', "", "1 2end"]
-    tokens = [[(token.get("class"), token.text) for token in line] for line in pre]
-    assert tokens == [[("k", "def"), ("s", '"a')], [("s", "b{")], [], [("m", "1"), ("m", "2"), (None, "end")]]
+def test_code_reads_without_colours(whole, texts):
+    """Keywords are heavier, comments are slanted, and the rest is plain."""
+    faces: dict[str, str] = {}
 
+    def visit(text, _matrix, _place, font, _size):
+        faces.update(dict.fromkeys(text.split(), str((font or {}).get("/BaseFont", ""))))
 
-def test_print_has_a_style_for_each_kind_of_token_that_it_tells_apart():
-    sheet = (Path(print_code.__file__).parents[1] / "_static" / "print.css").read_text()
-    assert [kind for kind in print_code.PRINTED.values() if not re.search(rf"\.{kind}[ ,]", sheet)] == []
+    whole.pages[_only_page_with(texts, "def shown") - 1].extract_text(visitor_text=visit)
+    assert "Semi" in faces["def"]
+    assert "Semi" in faces["return"]
+    assert re.search("It|Oblique", faces["passing"])
+    assert not re.search("Semi|It|Oblique", faces["shown():"] if "shown():" in faces else faces["shown"])
 
 
 @pytest.mark.parametrize(

@@ -212,18 +212,24 @@ def test_without_pango_the_build_ends_at_once_and_says_what_to_install(sample, t
     assert not (tmp_path / "out" / "sample.html").exists()
 
 
+@pytest.mark.parametrize(("asked", "paper"), [("?light", "rgb(253, 252, 250)"), ("?dark", "rgb(22, 24, 28)")])
+def test_the_scheme_can_be_chosen_in_the_address(browser, sample, asked, paper):
+    page = browser.new_page()
+    page.goto((sample[0] / "sample.html").as_uri() + asked)
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+    page.close()
+
+
+def test_without_scripts_a_deck_reads_from_top_to_bottom(browser, sample):
+    page = browser.new_page(java_script_enabled=False)
+    page.goto((sample[0] / "sample.html").as_uri())
+    headings = page.locator("section > h1, section > h2, section > h3")
+    tops = [headings.nth(place).bounding_box()["y"] for place in range(headings.count())]
+    assert tops == sorted(set(tops))
+    page.close()
+
+
 # -- its parts --------------------------------------------------------------------------------------
-
-
-def test_a_slide_is_a_section_without_sections():
-    page = (
-        '<div class="reveal"><div class="slides"><section><section><h1>One</h1><aside class="notes"><p>said</p></aside>'
-        "</section><section><h2>Two <i>x</i></h2></section></section><section><h2>Three</h2></section></div></div>"
-    )
-    slides = read_slides(page)
-    assert [slide.title for slide in slides] == ["One", "Two x", "Three"]
-    assert ["".join(slide.notes.itertext()) for slide in slides] == ["said", "", ""]
-    assert "".join(slides[0].section.itertext()) == "One"
 
 
 def test_what_weasyprint_does_not_know_is_replaced():
@@ -256,6 +262,7 @@ def outside_formulas(element):
     return "".join(parts)
 
 
+@pytest.mark.full
 def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides, deck_names):
     assert deck_names
     for name in deck_names:
@@ -273,6 +280,7 @@ def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides, deck_names):
             number += not joined
 
 
+@pytest.mark.full
 def test_no_text_leaves_its_page(slides, deck_names):
     for name in deck_names:
         for kind in (f"{name}.pdf", f"{name}-notes.pdf"):
@@ -281,6 +289,7 @@ def test_no_text_leaves_its_page(slides, deck_names):
                 assert not outside, f"{kind}, page {number}: {outside}"
 
 
+@pytest.mark.full
 def test_a_slide_says_one_thing(slides, deck_names):
     for name in deck_names:
         page = BeautifulSoup((slides / f"{name}.html").read_text(), "html.parser")
@@ -310,6 +319,7 @@ OVERFLOW = """() => Reveal.getSlides().flatMap((slide, number) => {
 })"""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", SIZES)
 def test_in_a_browser_slides_fit_and_load_nothing_from_elsewhere(browser, slides, deck_names, size):
     width, height = SIZES[size]
@@ -327,20 +337,3 @@ def test_in_a_browser_slides_fit_and_load_nothing_from_elsewhere(browser, slides
         assert [url for url in asked if not url.startswith("file:")] == []
         assert errors == []
         page.close()
-
-
-@pytest.mark.parametrize(("asked", "paper"), [("?light", "rgb(253, 252, 250)"), ("?dark", "rgb(22, 24, 28)")])
-def test_the_scheme_can_be_chosen_in_the_address(browser, slides, deck_names, asked, paper):
-    page = browser.new_page()
-    page.goto((slides / f"{deck_names[0]}.html").as_uri() + asked)
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
-    page.close()
-
-
-def test_without_scripts_a_deck_reads_from_top_to_bottom(browser, slides, deck_names):
-    page = browser.new_page(java_script_enabled=False)
-    page.goto((slides / f"{deck_names[0]}.html").as_uri())
-    headings = page.locator("section > h1, section > h2, section > h3")
-    tops = [headings.nth(place).bounding_box()["y"] for place in range(headings.count())]
-    assert tops == sorted(set(tops))
-    page.close()
