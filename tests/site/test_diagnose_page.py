@@ -19,6 +19,7 @@ from ddplab.diagnose.browser import page_data
 from ddplab.diagnose.reading import ranks_of, read_text
 from tools import ROOT
 
+pytestmark = pytest.mark.full
 OWN = ROOT / "tests" / "kit" / "diagnose"
 LOGS = sorted((OWN / "logs").iterdir())
 STATIC = ROOT / "handbook" / "_static"

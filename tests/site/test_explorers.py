@@ -24,6 +24,8 @@ from ring_drawing import ring_states
 from step_drawing import step_words
 from tools import ROOT
 
+pytestmark = pytest.mark.full
+
 
 def html_page() -> str:
     """Both elements and nothing else, with the book's style sheet."""

@@ -12,6 +12,7 @@ from tiny_book import TinyBook
 from ddplab.interval import daly_s, lost_fraction, young_s
 from interval_calculator import Job, interval_words
 
+pytestmark = pytest.mark.full
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Interval</title>
     <meta name="viewport" content="width=device-width, initial-scale=1">
     <link rel="stylesheet" href="book.css"><link rel="stylesheet" href="explorers.css">
