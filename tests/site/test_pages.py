@@ -118,6 +118,7 @@ def faults_in_dark(open_page, path, width=PHONE):
 MODES = [pytest.param(faults_in_light, id="light"), pytest.param(faults_in_dark, id="dark")]
 
 
+@pytest.mark.timeout(600)  # axe looks at 15,000 elements of the claims' page
 @pytest.mark.parametrize("faults_in", MODES)
 @pytest.mark.parametrize("path", [CHAPTER, *(pytest.param(path, marks=pytest.mark.full) for path in OTHERS)])
 def test_page_is_accessible_and_fits(open_page, path, faults_in):
