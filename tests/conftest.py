@@ -1,17 +1,24 @@
-"""What tests of several folders ask for: the built forms of the book, a browser, machines."""
+"""What tests of several folders ask for: the built forms of the book, a browser, machines.
+
+What only some tests need (playwright, xdist) is imported where it is used: a cluster records an edition without it.
+"""
+
+from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 from ddplab.machines import NamespaceError, Nodes
 from tools import ROOT, make, missing, need, need_pango
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+    from xdist.scheduler import LoadScopeScheduling
 
 # Tests share the cores: one rank that computed with as many threads as there are cores, beside others, waits for
 # threads that do not run (40 steps took minutes).
@@ -24,8 +31,9 @@ QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-backgroun
 
 
 @pytest.hookimpl(optionalhook=True)  # there is none without xdist
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """With several processes, a file stays in one of them, and all that reads the built book in the same one."""
+    from xdist.scheduler import LoadScopeScheduling
 
     class Rooms(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -64,9 +72,11 @@ def slides() -> Path:
     return ROOT / "_build" / "slides"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """A Chromium without a window, which asks nothing of the network by itself."""
+    from playwright.sync_api import sync_playwright
+
     chromium = need("chromium", "chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=QUIET)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
-from strict_page import STATIC, strict_pages
+from strict_page import STATIC, StrictPage, violations
 from tiny_book import TinyBook
 
 from ddplab.interval import daly_s, lost_fraction, young_s
 from interval_calculator import Job, interval_words
 
+pytestmark = pytest.mark.full
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Interval</title>
     <meta name="viewport" content="width=device-width, initial-scale=1">
     <link rel="stylesheet" href="book.css"><link rel="stylesheet" href="explorers.css">
@@ -22,11 +23,26 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Interval</
     </article></main><script defer src="interval-calculator.js"></script></html>"""
 
 
+@pytest.fixture(scope="module")
+def element(browser):
+    """The page, under a strict policy."""
+    element = StrictPage(browser, PAGE)
+    yield element
+    element.close()
+
+
 @pytest.fixture
-def open_page(browser):
-    """Open the page, under a strict policy."""
-    with strict_pages(browser, PAGE) as open_page:
-        yield open_page
+def page(element):
+    """The one page, as it is when it opens."""
+    yield element.anew()
+    element.check()
+
+
+@pytest.fixture
+def stopped_page(element):
+    """A page of its own, whose clock stands still."""
+    yield element.stopped()
+    element.check()
 
 
 # -- the same numbers --------------------------------------------------------------------------------
@@ -43,10 +59,10 @@ def random_job(rng: random.Random) -> dict[str, float]:
     }
 
 
-def test_the_page_computes_what_python_computes(open_page):
+def test_the_page_computes_what_python_computes(page):
     rng = random.Random(6)
     jobs = [random_job(rng) for _ in range(200)]
-    there = open_page().evaluate("jobs => document.querySelector('ddp-interval-calculator').compute(jobs)", jobs)
+    there = page.evaluate("jobs => document.querySelector('ddp-interval-calculator').compute(jobs)", jobs)
     for job, seen in zip(jobs, there, strict=True):
         save_s, mtbf_s = job["save_s"], job["mtbf_s"]
         assert seen["young_s"] == pytest.approx(young_s(save_s, mtbf_s), rel=1e-9)
@@ -57,8 +73,7 @@ def test_the_page_computes_what_python_computes(open_page):
 
 
 @pytest.mark.parametrize("job", [Job(), Job(5, 1, 30, 0, 10), Job(0.5, 16384, 1825, 600, 30)])
-def test_the_page_says_what_the_figure_says(open_page, job):
-    page = open_page()
+def test_the_page_says_what_the_figure_says(page, job):
     fill(page, job)
     assert page.locator("ddp-interval-calculator svg").get_attribute("aria-label").endswith(interval_words(job))
 
@@ -72,9 +87,8 @@ def fill(page, job):
 # -- use ---------------------------------------------------------------------------------------------
 
 
-def test_keys_change_it_and_it_speaks_once(open_page):
-    page = open_page()
-    page.clock.install()
+def test_keys_change_it_and_it_speaks_once(stopped_page):
+    page = stopped_page
     number, live = page.locator(".step-number"), page.locator("[role=status]")
     assert number.inner_text() == "128 min between saves (Daly)"
     assert live.inner_text() == ""
@@ -88,8 +102,7 @@ def test_keys_change_it_and_it_speaks_once(open_page):
     assert live.inner_text() == interval_words(Job(nodes=131))
 
 
-def test_every_field_changes_the_curve(open_page):
-    page = open_page()
+def test_every_field_changes_the_curve(page):
     curve = page.locator("ddp-interval-calculator svg")
     for field in page.get_by_role("spinbutton").all():
         before = curve.inner_html()
@@ -99,8 +112,7 @@ def test_every_field_changes_the_curve(open_page):
 
 
 @pytest.mark.parametrize("bad", ["", "0", "-3"])
-def test_what_is_no_time_is_said_and_not_computed(open_page, bad):
-    page = open_page()
+def test_what_is_no_time_is_said_and_not_computed(page, bad):
     field = page.get_by_label("A save stops")
     field.fill(bad)
     assert page.get_by_text("Each field takes a number above 0").is_visible()
@@ -111,9 +123,8 @@ def test_what_is_no_time_is_said_and_not_computed(open_page, bad):
     assert page.locator(".step-number").inner_text() == "128 min between saves (Daly)"
 
 
-def test_marks_are_where_the_numbers_are(open_page):
+def test_marks_are_where_the_numbers_are(page):
     """The circles of the drawing lie on the curve, and Daly's at its lowest point."""
-    page = open_page()
     points = page.locator("polyline").get_attribute("points").split()
     curve = [tuple(map(float, point.split(","))) for point in points]
     lowest = max(y for _, y in curve)  # SVG's y grows downwards
@@ -128,29 +139,24 @@ def test_marks_are_where_the_numbers_are(open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_accessible_and_fits_a_phone(open_page, scheme):
-    from axe_playwright_python.sync_playwright import Axe
-
-    page = open_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
-    for bad in (False, True):
-        if bad:
-            page.get_by_label("Nodes").fill("0")
+def test_it_is_accessible_and_fits_a_phone(element, page, scheme):
+    element.anew(width=390, scheme=scheme)
+    for nodes in ("128", "0"):
+        page.get_by_label("Nodes").fill(nodes)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        found = Axe().run(page).response["violations"]
-        assert not [(one["id"], one["nodes"][0]["html"][:200]) for one in found]
+        assert not violations(page)
 
 
-def test_colours_follow_dark_mode(open_page):
-    def looks(scheme):
-        page = open_page(color_scheme=scheme)
+def test_colours_follow_dark_mode(page):
+    looks = {}
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
         places = (("svg text", "fill"), ("svg .curve", "stroke"), ("input", "color"))
-        return [page.locator(at).first.evaluate(f"e => getComputedStyle(e).{name}") for at, name in places]
+        looks[scheme] = [page.locator(at).first.evaluate(f"e => getComputedStyle(e).{name}") for at, name in places]
+    assert not set(looks["light"]) & set(looks["dark"])
 
-    assert not set(looks("light")) & set(looks("dark"))
 
-
-def test_paper_from_the_browser_keeps_the_numbers(open_page):
-    page = open_page()
+def test_paper_from_the_browser_keeps_the_numbers(page):
     page.emulate_media(media="print")
     assert not page.get_by_text("Static curve.").is_visible()
     assert page.get_by_label("Nodes").is_visible()
