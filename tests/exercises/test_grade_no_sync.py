@@ -1,7 +1,7 @@
 """The grader of no-sync: the right solution passes, each wrong one hears what is wrong with it."""
 
 import pytest
-from graded import first_failure, overriding, passes_all, teaches
+from graded import first_failure, heard, overriding, passes_all, teaches
 
 from ddplab.grading.exercises import EXERCISES
 
@@ -204,14 +204,36 @@ WRONG = {
     ),
 }
 
+# Those whose ranks end, raise or diverge.
+ALONE = []
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_solution_hears_why(name, tmp_path):
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each solution hears that keeps its ranks together."""
+    texts = {name: overriding(NAME, "SmallDDP", methods) for name, (methods, _) in WRONG.items() if name not in ALONE}
+    return heard(
+        NAME, {"right": (EXERCISES / NAME / "solution.py").read_text(), **texts}, tmp_path_factory.mktemp("said")
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if name not in ALONE])
+def test_a_wrong_solution_hears_why(name, said):
+    teaches(said[name], WRONG[name][1])
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_that_ends_or_parts_the_ranks_hears_why(name, tmp_path):
     methods, words = WRONG[name]
     teaches(first_failure(NAME, tmp_path, overriding(NAME, "SmallDDP", methods)), words)
 
 
-def test_the_solution_passes():
+def test_right_solutions_pass(said):
+    assert said["right"] == ""
+
+
+@pytest.mark.full
+def test_the_solution_passes_in_ranks_of_its_own():
     assert passes_all(NAME, EXERCISES / NAME / "solution.py")
 
 

@@ -3,7 +3,7 @@
 import textwrap
 
 import pytest
-from graded import first_failure, passes_all, teaches
+from graded import first_failure, heard, passes_all, teaches
 
 from ddplab.grading.exercises import EXERCISES
 
@@ -180,19 +180,11 @@ def mine(body: str) -> str:
     return f"{IMPORTS}def sync_gradients(module):\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}\n"
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_solution_hears_why(name, tmp_path):
-    body, words = WRONG[name]
-    teaches(first_failure(NAME, tmp_path, mine(body)), words)
+# Those whose ranks end, raise or diverge.
+ALONE = []
 
-
-def test_the_solution_passes():
-    assert passes_all(NAME, EXERCISES / NAME / "solution.py")
-
-
-def test_another_right_solution_passes(tmp_path):
-    """Flat, asynchronous, divided first; the results replace the gradients."""
-    body = """
+# Flat, asynchronous, divided first; the results replace the gradients.
+ANOTHER = """
     ps = [p for p in module.parameters() if p.requires_grad]
     has = torch.tensor([p.grad is not None for p in ps], dtype=torch.int32)
     dist.all_reduce(has, op=dist.ReduceOp.MAX)
@@ -203,9 +195,37 @@ def test_another_right_solution_passes(tmp_path):
     for p, piece in zip(ps, flat.split([p.numel() for p in ps])):
         p.grad = piece.view_as(p)
     """
-    path = tmp_path / "mine.py"
-    path.write_text(mine(body))
-    assert passes_all(NAME, path)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each solution hears that keeps its ranks together."""
+    texts = {name: mine(body) for name, (body, _) in WRONG.items() if name not in ALONE}
+    return heard(
+        NAME,
+        {"right": (EXERCISES / NAME / "solution.py").read_text(), "another": mine(ANOTHER), **texts},
+        tmp_path_factory.mktemp("said"),
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if name not in ALONE])
+def test_a_wrong_solution_hears_why(name, said):
+    teaches(said[name], WRONG[name][1])
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_that_ends_or_parts_the_ranks_hears_why(name, tmp_path):
+    body, words = WRONG[name]
+    teaches(first_failure(NAME, tmp_path, mine(body)), words)
+
+
+def test_right_solutions_pass(said):
+    assert (said["right"], said["another"]) == ("", "")
+
+
+@pytest.mark.full
+def test_the_solution_passes_in_ranks_of_its_own():
+    assert passes_all(NAME, EXERCISES / NAME / "solution.py")
 
 
 def test_the_starter_says_that_nothing_is_written(tmp_path):
