@@ -170,7 +170,7 @@ def filled(self):
 }
 
 # Those whose ranks end, raise or diverge.
-ALONE = []
+ALONE = ["order of arrival", "filled with whatever comes"]
 
 # Divided first, futures instead of works, and gradients that live in the flat tensor.
 ANOTHER = (

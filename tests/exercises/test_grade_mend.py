@@ -347,8 +347,25 @@ STARTER = {
 
 
 # Those whose ranks end, raise or diverge; a few of them are enough for every change.
-ALONE = []
-OFTEN = []
+ALONE = [
+    (HANG, "a longer timeout"),
+    (HANG, "waits for the slow one"),
+    (HANG, "a barrier after each epoch"),
+    (HANG, "catches what is raised"),
+    (HANG, "the number of batches of rank 0"),
+    (STOP, "a longer timeout"),
+    (STOP, "a barrier after the loop"),
+    (STOP, "only rank 0 obeys"),
+    (RESUME, "strict, and the names as they are"),
+    (RESUME, "only rank 0 resumes"),
+    (NAN, "a longer timeout"),
+    (NAN, "a barrier in the guard"),
+    (BRANCH, "catches what is raised"),
+    (BRANCH, "leaves the batch out"),
+    (BRANCH, "no_sync where a branch is empty"),
+    (BRANCH, "a static graph"),
+]
+OFTEN = [(HANG, "waits for the slow one"), (RESUME, "only rank 0 resumes")]
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +381,7 @@ def test_a_wrong_repair_hears_why(key, said):
     teaches(said[key], WRONG[key][1])
 
 
-@pytest.mark.parametrize("key", [*OFTEN, *(pytest.param(key, marks=pytest.mark.full) for key in ALONE)], ids=str)
+@pytest.mark.parametrize("key", [pytest.param(key, marks=[] if key in OFTEN else pytest.mark.full) for key in ALONE], ids=str)
 def test_one_that_ends_or_parts_the_ranks_hears_why(key, tmp_path):
     edits, words = WRONG[key]
     teaches(first_failure(key[0], tmp_path, text_of(key[0], *edits, file="starter")), words)

@@ -181,7 +181,7 @@ def mine(body: str) -> str:
 
 
 # Those whose ranks end, raise or diverge.
-ALONE = []
+ALONE = ["an order of each rank's own", "only rank 0 calls", "crashes on None", "skips None"]
 
 # Flat, asynchronous, divided first; the results replace the gradients.
 ANOTHER = """
