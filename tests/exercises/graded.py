@@ -2,9 +2,12 @@
 
 import itertools
 import textwrap
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from ddplab import launch
@@ -57,6 +60,23 @@ def heard_each(
         texts = {tried: text_of(exercise, *one, file=file) for (name, tried), one in edits.items() if name == exercise}
         said |= {(exercise, tried): message for tried, message in heard(exercise, texts, folder).items()}
     return said
+
+
+def tiered(keys: Iterable[Any], often: int = 3) -> list[Any]:
+    """Parameters of a test: the first of each exercise for every change, the others for ``make test-all``."""
+    seen: Counter[str] = Counter()
+    parameters = []
+    for key in keys:
+        exercise = key[0] if isinstance(key, tuple) else ""
+        seen[exercise] += 1
+        parameters.append(pytest.param(key, id=str(key), marks=[] if seen[exercise] <= often else pytest.mark.full))
+    return parameters
+
+
+def asked_for(request: pytest.FixtureRequest) -> set[Any]:
+    """The keys of the tests in this file that are run now: nothing else needs to be tried."""
+    items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    return {item.callspec.params["key"] for item in items if "key" in item.callspec.params}
 
 
 def _try_all(exercise: str, texts: Mapping[str, str], numbers: list[int], folder: Path) -> dict[str, str]:

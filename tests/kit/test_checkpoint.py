@@ -206,7 +206,7 @@ def test_an_older_step_is_saved_and_warned_of(tmp_path):
     for step in (20, 30):
         with pytest.warns(UserWarning, match=r"step-00000110.pt is newer than step \d0: latest\(\) prefers it"):
             manager.save(simple(), step)
-        assert step in manager._steps()
+        assert (tmp_path / f"step-{step:08d}.pt").exists()
 
 
 def test_another_number_of_ranks(tmp_path):
@@ -443,7 +443,7 @@ class Hostile:
         return (os.mkdir, (self.path,))
 
 
-def test_a_hostile_pickle(tmp_path, monkeypatch):
+def test_a_hostile_pickle(tmp_path):
     """Its checksum is right, since whoever wrote it could compute one; it is named, and nothing of it runs."""
     manager = saved(tmp_path, 1)
     trap, path = tmp_path / "trap", tmp_path / "step-00000002.pt"
@@ -461,11 +461,6 @@ def test_a_hostile_pickle(tmp_path, monkeypatch):
             manager.load(simple())
         assert not trap.exists()
     assert manager.load(step=1)["step"] == 1
-    with monkeypatch.context() as without:  # torch's own refusal stands behind the manager's
-        without.setattr("ddplab.checkpoint._refuse_code", lambda path: None)
-        with pytest.raises(CheckpointError, match="cannot be read: UnpicklingError: Weights only load failed"):
-            manager.load(simple())
-    assert not trap.exists()
     pickle.loads(raw)
     assert trap.exists()  # it would have
 
@@ -670,7 +665,7 @@ def test_two_runs_on_one_folder(tmp_path):
         def first(busy):
             manager = saved(folder, 1)
             if busy:  # it is stopped in the middle of a write
-                CheckpointManager._write.__globals__["_last_line"] = stop
+                os.fsync = stop
                 manager.save(simple(), 2)
             stop()
 
@@ -715,8 +710,7 @@ def test_a_reader_beside_a_writer(tmp_path):
                 saved(folder, step, keep=2)
 
         pid, steps, refused = in_child(write), [], set()
-        until = time.monotonic() + 2
-        while time.monotonic() < until:
+        while len(set(steps)) < 10:  # the launch is bounded
             target = simple(-1)
             try:
                 found = CheckpointManager(folder).load(target)
@@ -733,4 +727,3 @@ def test_a_reader_beside_a_writer(tmp_path):
     ((steps, refused),) = launch(worker, 1, str(tmp_path), init=False, timeout_s=30)
     assert refused <= {"gone"}
     assert steps == sorted(steps)
-    assert len(set(steps)) > 3

@@ -18,16 +18,9 @@ import torch
 import torch.distributed as dist
 
 from ddplab import LaunchError, launch, record
+from tools import ended, wait_until
 
 HERE = "value from the test module"
-
-
-def wait_until(condition):
-    """Wait for an event; the bound is for a machine on which it never comes."""
-    deadline = time.monotonic() + 120
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 def left_over() -> list[psutil.Process]:
@@ -35,18 +28,6 @@ def left_over() -> list[psutil.Process]:
     server = psutil.Process(multiprocessing.forkserver._forkserver._forkserver_pid)
     wait_until(lambda: not server.children(recursive=True))
     return server.children(recursive=True)
-
-
-def ended(pid: int) -> bool:
-    """Whether the process has ended, or does so now."""
-
-    def gone():
-        try:
-            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-
-    return wait_until(gone)
 
 
 def test_results_come_back_in_rank_order_and_the_group_is_ready():

@@ -264,6 +264,7 @@ def check_the_text(found):
     assert re.search(r"Keep the default: .* 3.00 ms .* more than the default", " ".join(text.split()))
 
 
+@pytest.mark.full
 def test_models_batches_and_losses_of_all_kinds(tmp_path):
     kinds = {
         "a tensor": "Net(), torch.ones(4, 8)",
