@@ -121,18 +121,22 @@ def saved(folder, *steps, keep=9):
     return manager
 
 
-def says(worker, ranks, *args, **options):
-    """What CheckpointError each rank was left with; the launch is bounded, so none of them waited."""
+def says(ranks, *attempts):
+    """Each attempt's CheckpointError, as every rank was left with it; the launch is bounded, so none of them waited."""
 
     def guarded():
-        with warnings.catch_warnings(record=True):
-            warnings.simplefilter("always")
-            try:
-                worker(*args)
-            except CheckpointError as error:
-                return str(error)
+        errors = []
+        for worker, *args in attempts:
+            dist.barrier()
+            with warnings.catch_warnings(record=True):
+                warnings.simplefilter("always")
+                try:
+                    errors.append(worker(*args))
+                except CheckpointError as error:
+                    errors.append(str(error))
+        return errors
 
-    return launch(guarded, ranks, quiet=True, timeout_s=30, **options)
+    return list(zip(*launch(guarded, ranks, quiet=True, timeout_s=60), strict=True))
 
 
 def in_child(work):
@@ -524,7 +528,7 @@ def test_a_sharded_model_is_refused(tmp_path):
         fully_shard(model)
         CheckpointManager(folder).save({"model": model}, 1)
 
-    for error in says(worker, 2, str(tmp_path)):
+    for error in says(2, (worker, tmp_path))[0]:
         assert "a model is sharded; save it with torch.distributed.checkpoint" in error
 
 
@@ -557,7 +561,7 @@ def test_a_full_disk(tmp_path):
     """The draft is removed, all ranks say why, and the checkpoint before it is whole; torch alone hides the reason."""
     with mounted(tmp_path / "small", "size=256k") as folder:
         launch(tries, 2, str(folder), 1)
-        for error in says(tries, 2, str(folder), 2, 50_000):
+        for error in says(2, (tries, folder, 2, 50_000))[0]:
             assert error == f"rank 0: {folder}/step-00000002.pt: not saved: OSError: [Errno 28] No space left on device"
         assert sorted(os.listdir(folder)) == [".lock", "step-00000001.pt"]
         assert launch(finds, 2, str(folder)) == [1, 1]
@@ -575,28 +579,26 @@ def test_a_file_too_large(tmp_path):
 
     launch(tries, 2, str(tmp_path), 1)
     whole = (tmp_path / "step-00000001.pt").stat().st_size
-    for limit in (100, whole // 2, whole - 1):
-        for error in says(worker, 2, str(tmp_path), limit):
-            assert f"[Errno {errno.EFBIG}]" in error
-        assert sorted(os.listdir(tmp_path)) == [".lock", "step-00000001.pt"]
+    limits = 100, whole // 2, whole - 1
+    for errors in says(2, *((worker, tmp_path, limit) for limit in limits)):
+        assert all(f"[Errno {errno.EFBIG}]" in error for error in errors)
+    assert sorted(os.listdir(tmp_path)) == [".lock", "step-00000001.pt"]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     with mounted(tmp_path / "ro", "size=1m") as folder:
         launch(tries, 2, str(folder), 1)
         subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-        for error in says(tries, 2, str(folder), 2):
+        for error in says(2, (tries, folder, 2))[0]:
             assert re.fullmatch(r"rank 0: .*step-00000002.pt: not saved: OSError: .*Read-only file system.*", error)
         assert launch(finds, 2, str(folder)) == [1, 1]
 
 
 def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").touch()
-    for error in says(tries, 2, str(tmp_path / "file"), 1):
-        assert error.startswith("rank 0: ")
-        assert "File exists" in error
-    for error in says(tries, 2, str(tmp_path / "file" / "below"), 1):
-        assert "Not a directory" in error
+    at, below = says(2, (tries, tmp_path / "file", 1), (tries, tmp_path / "file" / "below", 1))
+    assert all(error.startswith("rank 0: ") and "File exists" in error for error in at)
+    assert all("Not a directory" in error for error in below)
 
 
 # -- other ranks, other runs --------------------------------------------------------------------------
@@ -621,16 +623,16 @@ def test_one_rank_that_fails_takes_all_along(tmp_path):
         saved(tmp_path / str(i), i, keep=1)  # other weights under the same name
         CheckpointManager(tmp_path / str(i)).save(simple(i), 1)
     launch(tries, 3, str(tmp_path), 1)
-    for worker, message in (
-        (different_steps, r"the ranks save different steps: \[10, 11, 12\]"),
-        (one_has_another_model, r"rank 2: .*does not fit, .* weight float32 \(10, 10\) instead of float32 \(10, 11\)"),
-        (one_sees_another_folder, r"rank 1: FileNotFoundError: .*elsewhere/step-00000001.pt'"),
-        (
-            one_sees_another_file,
-            r".*/[01]: the ranks read different files: \['step 1 sha256 (\w+)'(, 'step 1 sha256 (?!\1)\w+'){2}\]",
+    expected = {
+        different_steps: r"the ranks save different steps: \[10, 11, 12\]",
+        one_has_another_model: r"rank 2: .*does not fit, .* weight float32 \(10, 10\) instead of float32 \(10, 11\)",
+        one_sees_another_folder: r"rank 1: FileNotFoundError: .*elsewhere/step-00000001.pt'",
+        one_sees_another_file: (
+            r".*/[01]: the ranks read different files: \['step 1 sha256 (\w+)'(, 'step 1 sha256 (?!\1)\w+'){2}\]"
         ),
-    ):
-        errors = says(worker, 3, str(tmp_path))
+    }
+    found = says(3, *((worker, tmp_path) for worker in expected))
+    for errors, message in zip(found, expected.values(), strict=True):
         for error in errors:
             assert re.fullmatch(message, error), error
     assert launch(finds, 3, str(tmp_path)) == [1, 1, 1]
