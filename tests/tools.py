@@ -33,7 +33,7 @@ def missing(what: str) -> None:
     pytest.skip(what)
 
 
-def wait_until(condition: Callable[[], object], bound_s: float = 60) -> object:
+def wait_until(condition: Callable[[], object], bound_s: float = 150) -> object:
     """Wait for an event, and return what the condition gave last; the bound is for one that never comes."""
     deadline = time.monotonic() + bound_s
     while not (found := condition()) and time.monotonic() < deadline:
