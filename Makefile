@@ -9,7 +9,7 @@ PARALLEL = -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if
 # What is installed: "book" reads it (no torch), "labs" runs it, "test" has everything.
 ready  = $(if $(findstring $(VENV),$(PY)),$(VENV)/$(1))
 
-.PHONY: help html pdf epub slides anki all live edition test test-all check serve cluster clean torture
+.PHONY: help html pdf epub slides anki all live edition test test-all check serve cluster clean torture shake matrix
 
 help: ## list the habits
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
@@ -69,6 +69,9 @@ cluster: $(call ready,test) ## four nodes and a Slurm on this host, until Ctrl-C
 torture: $(call ready,test) ## 1,000 launches in a row, 1,000 kills of runs that save (about ten minutes)
 	LAUNCHES=1000 $(PY) -m pytest tests/kit/test_launch.py -k many_launches
 	KILLS=1000 $(PY) -m pytest tests/kit/test_checkpoint.py -k killed --timeout=0
+
+shake: $(call ready,test) ## claims and kit while their ranks are stopped and continued at random (TESTS=… SECONDS=0.5 SEED=…)
+	$(PY) tests/shake.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(or $(TESTS),tests/claims tests/kit -m "not full")
 
 clean: ## remove what was generated
 	rm -rf _build handbook/labs

@@ -5,14 +5,16 @@ import re
 import shutil
 import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ddplab import cli
-from ddplab.launcher import reserve_port
+from ddplab.grading.ports import free_port  # noqa: F401  (tests ask for it here)
 
-_reservations = []
 ROOT = Path(__file__).parents[1]
 
 
@@ -31,10 +33,24 @@ def missing(what: str) -> None:
     pytest.skip(what)
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """A port of this machine to listen on; it is given to nobody else until the tests end."""
-    _reservations.append(reserve_port(address))
-    return _reservations[-1].getsockname()[1]
+def wait_until(condition: Callable[[], object], bound_s: float = 150) -> object:
+    """Wait for an event, and return what the condition gave last; the bound is for one that never comes."""
+    deadline = time.monotonic() + bound_s
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def ended(pid: int) -> bool:
+    """Whether the process has ended, or does so now."""
+
+    def gone() -> bool:
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    return bool(wait_until(gone))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -1,24 +1,33 @@
-"""Grade a text as a learner's file, in this process: its fork server is warm already."""
+"""Grade a text as a learner's file: by ``grade``, in ranks of its own, or many texts in the same ranks."""
 
+import itertools
 import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from ddplab.grading.checks import Outcome, grade
+import pytest
+import torch.distributed as dist
+
+from ddplab import launch
+from ddplab.grading import autopsy, checks, witness
 from ddplab.grading.exercises import EXERCISES, find_exercise, read_source
 
 
-def outcomes(exercise: str, path: Path, timeout_s: float = 60) -> list[Outcome]:
+def outcomes(exercise: str, path: Path, timeout_s: float = 60) -> list[checks.Outcome]:
+    """All checks of the file at ``path``, by ``grade`` in this process: its fork server is warm already."""
     found = find_exercise(exercise)
-    return list(grade(found, read_source(path, found), timeout_s))
+    return list(checks.grade(found, read_source(path, found), timeout_s))
 
 
-def first_failure(exercise: str, folder: Path, text: str, timeout_s: float = 60) -> Outcome:
-    """The check that rejects ``text``, which must be wrong."""
+def first_failure(exercise: str, folder: Path, text: str, timeout_s: float = 60) -> str:
+    """The message of the check that rejects ``text``, which must be wrong."""
     path = folder / "mine.py"
     path.write_text(text)
     failed = [outcome for outcome in outcomes(exercise, path, timeout_s) if outcome.status == "failed"]
     assert failed, "a wrong solution passed every check"
-    return failed[0]
+    return failed[0].message
 
 
 def passes_all(exercise: str, path: Path) -> bool:
@@ -28,9 +37,85 @@ def passes_all(exercise: str, path: Path) -> bool:
     return not failed
 
 
-def text_of(exercise: str, *edits: tuple[str, str]) -> str:
-    """The solution with other lines."""
-    text = (EXERCISES / exercise / "solution.py").read_text()
+def heard(exercise: str, texts: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """What the first check that rejects each text says, "" if all pass: all texts are tried in the same ranks.
+
+    A text whose ranks end, hang or diverge needs ranks of its own: see :func:`first_failure`.
+    """
+    said = dict.fromkeys(texts, "")
+    numbered = enumerate(checks._checks(find_exercise(exercise)))
+    for ranks, group in itertools.groupby(numbered, key=lambda pair: pair[1].ranks):
+        left = {tried: text for tried, text in texts.items() if not said[tried]}
+        numbers = [number for number, _ in group]
+        said |= launch(_try_all, ranks, exercise, left, numbers, folder, timeout_s=300, quiet=True)[0]
+    return said
+
+
+def heard_each(
+    edits: Mapping[tuple[str, str], list[tuple[str, str]]], folder: Path, file: str = "solution"
+) -> dict[tuple[str, str], str]:
+    """The same for edits of several exercises, by exercise and what was tried."""
+    said = {}
+    for exercise in dict.fromkeys(name for name, _ in edits):
+        texts = {tried: text_of(exercise, *one, file=file) for (name, tried), one in edits.items() if name == exercise}
+        said |= {(exercise, tried): message for tried, message in heard(exercise, texts, folder).items()}
+    return said
+
+
+def tiered(keys: Iterable[Any], often: int = 3) -> list[Any]:
+    """Parameters of a test: the first of each exercise for every change, the others for ``make test-all``."""
+    seen: Counter[str] = Counter()
+    parameters = []
+    for key in keys:
+        exercise = key[0] if isinstance(key, tuple) else ""
+        seen[exercise] += 1
+        parameters.append(pytest.param(key, id=str(key), marks=[] if seen[exercise] <= often else pytest.mark.full))
+    return parameters
+
+
+def asked_for(request: pytest.FixtureRequest) -> set[Any]:
+    """The keys of the tests in this file that are run now: nothing else needs to be tried."""
+    items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    return {item.callspec.params["key"] for item in items if "key" in item.callspec.params}
+
+
+def _try_all(exercise: str, texts: Mapping[str, str], numbers: list[int], folder: Path) -> dict[str, str]:
+    """On each rank: the first message of these checks for each text."""
+    said, found = dict.fromkeys(texts, ""), checks._checks(find_exercise(exercise))
+    for at, (tried, number) in enumerate(itertools.product(texts, numbers)):
+        if said[tried]:
+            continue
+        place = folder / f"{exercise}-{numbers[0]}-{at}"
+        place.mkdir(parents=True, exist_ok=True)
+        dist.barrier()
+        seen, wrong = None, ""
+        with witness.Witness(place / f"{dist.get_rank()}.calls") as own:
+            try:
+                seen = found[number].observe(checks._load("learner", place / "mine.py", texts[tried]), own)
+            except checks.Wrong as error:
+                wrong = error.message
+        of_all = [None] * dist.get_world_size()
+        dist.all_gather_object(of_all, (seen, wrong, own.calls))
+        said[tried] = _verdict(found[number], *zip(*of_all, strict=True))
+    return said
+
+
+def _verdict(check, seen, wrong, calls):
+    """What ``grade`` would say."""
+    try:
+        if any(wrong):
+            return next(filter(None, wrong))
+        if diverged := autopsy.part(list(calls), check.read):
+            raise diverged
+        check.judge(list(seen))
+    except checks.Wrong as error:
+        return error.message
+    return ""
+
+
+def text_of(exercise: str, *edits: tuple[str, str], file: str = "solution") -> str:
+    """The solution, or another file of the exercise, with other lines."""
+    text = (EXERCISES / exercise / f"{file}.py").read_text()
     for old, new in edits:
         assert old in text, old
         text = text.replace(old, new)
@@ -44,7 +129,8 @@ def overriding(exercise: str, name: str, methods: str) -> str:
     return f"{solution}\n\nclass {name}({name}):\n{body}\n"
 
 
-def teaches(outcome: Outcome, words: str) -> None:
+def teaches(message: str, words: str) -> None:
     """The message holds each of the words, split at `|`."""
+    assert message, "a wrong solution passed every check"
     for word in words.split("|"):
-        assert word in outcome.message, outcome.message
+        assert word in message, message

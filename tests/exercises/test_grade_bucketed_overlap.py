@@ -1,7 +1,7 @@
 """The grader of bucketed-overlap: right solutions pass, each wrong one hears what is wrong with it."""
 
 import pytest
-from graded import first_failure, overriding, passes_all, teaches
+from graded import asked_for, first_failure, heard, overriding, passes_all, teaches, text_of, tiered
 
 from ddplab.grading.exercises import EXERCISES
 
@@ -169,32 +169,56 @@ def filled(self):
     ),
 }
 
+# Those whose ranks end, raise or diverge.
+ALONE = ["order of arrival", "filled with whatever comes"]
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_solution_hears_why(name, tmp_path):
-    methods, words = WRONG[name]
-    teaches(first_failure(NAME, tmp_path, overriding(NAME, "BucketedDDP", methods)), words)
-
-
-def test_the_solution_passes():
-    assert passes_all(NAME, EXERCISES / NAME / "solution.py")
-
-
-def test_another_right_solution_passes(tmp_path):
-    """Divided first, futures instead of works, and gradients that live in the flat tensor."""
-    launch = but(
+# Divided first, futures instead of works, and gradients that live in the flat tensor.
+ANOTHER = (
+    READY
+    + but(
         LAUNCH,
         ("len(self.flights)]])", "len(self.flights)]]) / dist.get_world_size()"),
         ("True)", "True).get_future()"),
     )
-    finish = but(
+    + but(
         FINISH,
         ("flat /= dist.get_world_size()", "pass"),
         ("p.grad.copy_(piece.view_as(p))", "p.grad = piece.view_as(p)"),
     )
-    path = tmp_path / "mine.py"
-    path.write_text(overriding(NAME, "BucketedDDP", READY + launch + finish))
-    assert passes_all(NAME, path)
+)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory, request):
+    """What each solution hears that keeps its ranks together."""
+    texts = {
+        "solution": text_of(NAME),
+        "another": overriding(NAME, "BucketedDDP", ANOTHER),
+        **{key: overriding(NAME, "BucketedDDP", methods) for key, (methods, _) in WRONG.items()},
+    }
+    asked = asked_for(request) - {*ALONE}
+    return heard(NAME, {key: texts[key] for key in texts if key in asked}, tmp_path_factory.mktemp("said"))
+
+
+@pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
+def test_a_wrong_solution_hears_why(key, said):
+    teaches(said[key], WRONG[key][1])
+
+
+@pytest.mark.parametrize("name", tiered(ALONE, often=1))
+def test_one_that_ends_or_parts_the_ranks_hears_why(name, tmp_path):
+    methods, words = WRONG[name]
+    teaches(first_failure(NAME, tmp_path, overriding(NAME, "BucketedDDP", methods)), words)
+
+
+@pytest.mark.parametrize("key", tiered(["solution", "another"], often=1))
+def test_a_right_solution_passes(key, said):
+    assert said[key] == ""
+
+
+@pytest.mark.full
+def test_the_solution_passes_in_ranks_of_its_own():
+    assert passes_all(NAME, EXERCISES / NAME / "solution.py")
 
 
 def test_the_starter_says_that_nothing_is_written(tmp_path):

@@ -1,19 +1,15 @@
-"""The graders of the exercises on checkpoints: right solutions pass, each wrong one hears what is wrong with it.
-
-Most solutions are tried one after the other in the same ranks, to save the start of several processes for each.
-"""
+"""The graders of the exercises on checkpoints: right solutions pass, each wrong one hears what is wrong with it."""
 
 import os
 import signal
 from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
-from graded import first_failure, passes_all, teaches, text_of
+from graded import asked_for, first_failure, heard_each, passes_all, teaches, text_of, tiered
 
 from ddplab import launch
 from ddplab.grading import checks
-from ddplab.grading.exercises import EXERCISES, find_exercise
+from ddplab.grading.exercises import EXERCISES
 
 EXACT, ATOMIC = NAMES = "make-resume-exact", "make-save-atomic"
 
@@ -457,62 +453,38 @@ MISBEHAVES = {
 }
 
 
-def try_all(name, folder, texts):
-    """On each rank: what the first check says that rejects a text, of those with so many ranks; None if none does."""
-    said, world = dict.fromkeys(texts), dist.get_world_size()
-    for number, (tried, text) in enumerate(texts.items()):
-        for at, check in enumerate(checks._checks(find_exercise(name))):
-            place = folder / f"{world}-{number}-{at}"
-            if check.ranks != world or said[tried]:
-                continue
-            place.mkdir(parents=True, exist_ok=True)
-            dist.barrier()
-            seen = [None] * world
-            try:
-                learner = checks._load("learner", place / "mine.py", text)
-                dist.all_gather_object(seen, check.observe(learner, SimpleNamespace(folder=place)))
-                check.judge(seen)
-            except checks.Wrong as wrong:
-                said[tried] = wrong.message
-    return said
-
-
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
-    """What each solution of the two tables hears, by exercise and what was tried."""
-    found, folder = {}, tmp_path_factory.mktemp("said")
-    edits = {**{key: edits for key, (edits, _) in WRONG.items()}, **RIGHT}
-    for name, ranks in ((EXACT, 2), (EXACT, 3), (ATOMIC, 1)):
-        texts = {tried: text_of(name, *edit) for (of, tried), edit in edits.items() if of == name}
-        texts = {tried: text for tried, text in texts.items() if not found.get((name, tried))}
-        for tried, message in launch(try_all, ranks, name, folder, texts, timeout_s=300, quiet=True)[0].items():
-            found[name, tried] = message
-    return found
+def said(tmp_path_factory, request):
+    """What each solution hears, by exercise and what was tried."""
+    solutions = {(name, "solution"): [] for name in NAMES}
+    edits = {**solutions, **RIGHT, **{key: edits for key, (edits, _) in WRONG.items()}}
+    asked = asked_for(request)
+    return heard_each({key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("said"))
 
 
-@pytest.mark.parametrize(("name", "tried"), WRONG, ids=str)
-def test_a_wrong_solution_hears_why(name, tried, said):
-    message = said[name, tried]
-    assert message, "a wrong solution passed every check"
-    teaches(SimpleNamespace(message=message), WRONG[name, tried][1])
+@pytest.mark.parametrize("key", tiered(WRONG))
+def test_a_wrong_solution_hears_why(key, said):
+    teaches(said[key], WRONG[key][1])
 
 
-@pytest.mark.parametrize(("name", "tried"), RIGHT, ids=str)
-def test_another_right_solution_passes(name, tried, said):
-    assert said[name, tried] is None
+@pytest.mark.parametrize("key", tiered([*((name, "solution") for name in NAMES), *RIGHT], often=1))
+def test_a_right_solution_passes(key, said):
+    assert said[key] == ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
-def test_the_solution_passes(name):
+def test_the_solution_passes_in_ranks_of_its_own(name):
     assert passes_all(name, EXERCISES / name / "solution.py")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_the_starter_fails(name, tmp_path):
-    starter = (EXERCISES / name / "starter.py").read_text()
-    teaches(first_failure(name, tmp_path, starter), STARTER[name])
+    teaches(first_failure(name, tmp_path, text_of(name, file="starter")), STARTER[name])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", MISBEHAVES)
 def test_a_file_that_misbehaves_gets_an_explanation(how, tmp_path):
     name, edits, words = MISBEHAVES[how]

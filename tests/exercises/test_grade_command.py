@@ -1,20 +1,20 @@
 """The command `ddplab grade`: what it says, what it returns, and files that misbehave."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from graded import first_failure
 
 from ddplab import cli, cli_grade
 from ddplab.grading.exercises import EXERCISES, HANDBOOK, MAX_FILE_BYTES, exercise_names, section
+from tools import ended, wait_until
 
 NAME = "sync-gradients"
 ONLY_SUM = """\
@@ -118,13 +118,13 @@ def test_bad_input_is_one_object_with_json(capsys):
     assert "no exercise 'nothing'" in json.loads(capsys.readouterr().out)["error"]
 
 
-def test_a_right_file_ends_with_0():
-    script = Path(sys.executable).with_name("ddplab")
+def test_a_right_file_ends_with_0(capsys):
     solution = EXERCISES / NAME / "solution.py"
-    done = subprocess.run([script, "grade", NAME, solution], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"All 6 checks passed: {solution} solves the exercise." in done.stdout
-    assert "\033" not in done.stdout
+    assert cli.main(["grade", NAME, str(solution)]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert f"All 6 checks passed: {solution} solves the exercise." in said.out
+    assert "\033" not in said.out
 
 
 def test_a_wrong_file_ends_with_1_and_says_why(tmp_path):
@@ -172,9 +172,10 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_by_a_signal_it_takes_its_processes_along(number, tmp_path):
-    (tmp_path / "mine.py").write_text(
+@pytest.mark.full
+def test_stopped_by_a_signal_it_takes_its_processes_along(tmp_path):
+    """Two graders side by side: one is stopped as Ctrl-C does, the other as `kill` does."""
+    text = (
         "import os, subprocess, time\n"
         "def sync_gradients(module): ...\n"
         "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
@@ -182,24 +183,22 @@ def test_stopped_by_a_signal_it_takes_its_processes_along(number, tmp_path):
         "os.rename('pids.tmp', 'pids')\n"
         "time.sleep(600)\n"
     )
-    command = [sys.executable, "-m", "ddplab", "grade", NAME, "mine.py", "--timeout-s", "100"]
+    command = [sys.executable, "-m", "ddplab", "grade", NAME, "mine.py", "--timeout-s", "600"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, **pipes) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "pids").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-        process.send_signal(number)
-        _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (128 + number, "")
-    assert not still_there(pids)
-
-
-def still_there(pids: list[int]) -> list[int]:
-    deadline = time.monotonic() + 10
-    while (alive := [pid for pid in pids if psutil.pid_exists(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return [pid for pid in alive if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    with contextlib.ExitStack() as stack:
+        graders = {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            folder = tmp_path / number.name
+            folder.mkdir()
+            (folder / "mine.py").write_text(text)
+            graders[number] = folder, stack.enter_context(subprocess.Popen(command, cwd=folder, **pipes))
+            stack.callback(graders[number][1].kill)
+        for number, (folder, grader) in graders.items():
+            assert wait_until((folder / "pids").exists)
+            grader.send_signal(number)
+            _, said = grader.communicate(timeout=100)
+            assert (grader.returncode, said) == (128 + number, "")
+            assert all(ended(int(pid)) for pid in (folder / "pids").read_text().split())
 
 
 # name: (the file, words of the message)
@@ -226,7 +225,7 @@ MISBEHAVES = {
 @pytest.mark.parametrize("name", MISBEHAVES)
 def test_a_file_that_misbehaves_gets_an_explanation(name, tmp_path):
     text, words = MISBEHAVES[name]
-    message = first_failure(NAME, tmp_path, text, timeout_s=4 if "hangs" in name else 60).message
+    message = first_failure(NAME, tmp_path, text, timeout_s=4 if "hangs" in name else 60)
     for word in words.split("|"):
         assert word in message
 
@@ -243,7 +242,7 @@ def test_what_a_file_starts_does_not_outlive_the_grader(tmp_path):
     )
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 6, "one import and two ranks, each twice"
-    assert not still_there(pids)
+    assert all(map(ended, pids))
 
 
 def test_every_section_that_a_message_names_exists():

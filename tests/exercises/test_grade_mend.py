@@ -3,21 +3,13 @@
 import re
 
 import pytest
-from graded import first_failure, passes_all, teaches
+from graded import asked_for, first_failure, heard_each, passes_all, teaches, text_of, tiered
 
 from ddplab.grading.exercises import EXERCISES, section
 
 HANG, STOP, RESUME, NAN, BRANCH = NAMES = [
     f"mend-{name}" for name in ("hang-at-epoch-end", "early-stop", "resume", "nan", "frozen-branch")
 ]
-
-
-def text_of(name: str, file: str, *edits: tuple[str, str]) -> str:
-    text = (EXERCISES / name / f"{file}.py").read_text()
-    for old, new in edits:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
 
 
 OUT_OF_STEP = "The ranks are out of step|was done. Every rank must make the same collective calls"
@@ -354,33 +346,71 @@ STARTER = {
 }
 
 
-@pytest.mark.parametrize(("name", "tried"), WRONG, ids=str)
-def test_a_wrong_repair_hears_why(name, tried, tmp_path):
-    edits, words = WRONG[name, tried]
-    teaches(first_failure(name, tmp_path, text_of(name, "starter", *edits)), words)
+# Those whose ranks end, raise or diverge; a few of them are enough for every change.
+ALONE = [
+    (HANG, "a longer timeout"),
+    (HANG, "waits for the slow one"),
+    (HANG, "a barrier after each epoch"),
+    (HANG, "catches what is raised"),
+    (HANG, "the number of batches of rank 0"),
+    (STOP, "a longer timeout"),
+    (STOP, "a barrier after the loop"),
+    (STOP, "only rank 0 obeys"),
+    (RESUME, "strict, and the names as they are"),
+    (RESUME, "only rank 0 resumes"),
+    (NAN, "a longer timeout"),
+    (NAN, "a barrier in the guard"),
+    (BRANCH, "catches what is raised"),
+    (BRANCH, "leaves the batch out"),
+    (BRANCH, "no_sync where a branch is empty"),
+    (BRANCH, "a static graph"),
+]
+OFTEN = [(HANG, "waits for the slow one"), (RESUME, "only rank 0 resumes")]
 
 
+@pytest.fixture(scope="module")
+def said(tmp_path_factory, request):
+    """What each repair hears that keeps its ranks together."""
+    solutions = {(name, "solution"): [(text_of(name, file="starter"), text_of(name))] for name in NAMES}
+    edits = {**solutions, **RIGHT, **{key: edits for key, (edits, _) in WRONG.items()}}
+    asked = asked_for(request) - {*ALONE}
+    return heard_each({key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("said"), "starter")
+
+
+@pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
+def test_a_wrong_repair_hears_why(key, said):
+    teaches(said[key], WRONG[key][1])
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=[] if key in OFTEN else pytest.mark.full) for key in ALONE], ids=str
+)
+def test_one_that_ends_or_parts_the_ranks_hears_why(key, tmp_path):
+    edits, words = WRONG[key]
+    teaches(first_failure(key[0], tmp_path, text_of(key[0], *edits, file="starter")), words)
+
+
+@pytest.mark.parametrize("key", tiered([*((name, "solution") for name in NAMES), *RIGHT], often=1))
+def test_a_right_repair_passes(key, said):
+    assert said[key] == ""
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
-def test_the_starter_fails(name, tmp_path):
-    teaches(first_failure(name, tmp_path, text_of(name, "starter")), STARTER[name])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_solution_passes(name):
+def test_the_solution_passes_in_ranks_of_its_own(name):
     assert passes_all(name, EXERCISES / name / "solution.py")
 
 
-@pytest.mark.parametrize(("name", "tried"), RIGHT, ids=str)
-def test_another_right_repair_passes(name, tried, tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(text_of(name, "starter", *RIGHT[name, tried]))
-    assert passes_all(name, path)
+@pytest.mark.full
+@pytest.mark.parametrize("name", NAMES)
+def test_the_starter_fails(name, tmp_path):
+    teaches(first_failure(name, tmp_path, text_of(name, file="starter")), STARTER[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_log_is_that_of_the_starter(name):
     """Its lines are where the log says, and all that ranks printed is printed there; see write_logs.py."""
-    lines = text_of(name, "starter").splitlines()
+    lines = text_of(name, file="starter").splitlines()
     log = (EXERCISES / name / "log.txt").read_text()
     assert {int(rank) for rank in re.findall(r"^rank (\d) │", log, re.MULTILINE)} == {0, 1}
     for called, line in re.findall(

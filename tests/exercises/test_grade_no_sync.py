@@ -1,7 +1,7 @@
 """The grader of no-sync: the right solution passes, each wrong one hears what is wrong with it."""
 
 import pytest
-from graded import first_failure, overriding, passes_all, teaches
+from graded import asked_for, first_failure, heard, overriding, passes_all, teaches, text_of, tiered
 
 from ddplab.grading.exercises import EXERCISES
 
@@ -204,14 +204,39 @@ WRONG = {
     ),
 }
 
+# Those whose ranks end, raise or diverge.
+ALONE = ["no gradients inside", "no context manager", "works once", "one rank only"]
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_solution_hears_why(name, tmp_path):
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory, request):
+    """What each solution hears that keeps its ranks together."""
+    texts = {
+        "solution": text_of(NAME),
+        **{key: overriding(NAME, "SmallDDP", methods) for key, (methods, _) in WRONG.items()},
+    }
+    asked = asked_for(request) - {*ALONE}
+    return heard(NAME, {key: texts[key] for key in texts if key in asked}, tmp_path_factory.mktemp("said"))
+
+
+@pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
+def test_a_wrong_solution_hears_why(key, said):
+    teaches(said[key], WRONG[key][1])
+
+
+@pytest.mark.parametrize("name", tiered(ALONE, often=1))
+def test_one_that_ends_or_parts_the_ranks_hears_why(name, tmp_path):
     methods, words = WRONG[name]
     teaches(first_failure(NAME, tmp_path, overriding(NAME, "SmallDDP", methods)), words)
 
 
-def test_the_solution_passes():
+@pytest.mark.parametrize("key", tiered(["solution"], often=1))
+def test_a_right_solution_passes(key, said):
+    assert said[key] == ""
+
+
+@pytest.mark.full
+def test_the_solution_passes_in_ranks_of_its_own():
     assert passes_all(NAME, EXERCISES / NAME / "solution.py")
 
 

@@ -1,7 +1,7 @@
 """The graders of the exercises on performance: right solutions pass, each wrong one hears what is wrong with it."""
 
 import pytest
-from graded import first_failure, passes_all, teaches, text_of
+from graded import asked_for, first_failure, heard_each, passes_all, teaches, text_of, tiered
 
 from ddplab.grading.exercises import EXERCISES
 
@@ -399,25 +399,42 @@ STARTER = {
 }
 
 
-@pytest.mark.parametrize(("name", "tried"), WRONG, ids=str)
-def test_a_wrong_solution_hears_why(name, tried, tmp_path):
-    edits, words = WRONG[name, tried]
-    teaches(first_failure(name, tmp_path, text_of(name, *edits)), words)
+# Those whose ranks end, raise or diverge, and one that computes for five seconds.
+ALONE = [(CHOOSE, "searches every byte"), (MEND, "one rank sits out the rest")]
 
 
-@pytest.mark.parametrize(("name", "tried"), RIGHT, ids=str)
-def test_another_right_solution_passes(name, tried, tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(text_of(name, *RIGHT[name, tried]))
-    assert passes_all(name, path)
+@pytest.fixture(scope="module")
+def said(tmp_path_factory, request):
+    """What each solution hears that keeps its ranks together."""
+    solutions = {(name, "solution"): [] for name in NAMES}
+    edits = {**solutions, **RIGHT, **{key: edits for key, (edits, _) in WRONG.items()}}
+    asked = asked_for(request) - {*ALONE}
+    return heard_each({key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("said"))
 
 
+@pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
+def test_a_wrong_solution_hears_why(key, said):
+    teaches(said[key], WRONG[key][1])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("key", ALONE, ids=str)
+def test_one_that_needs_ranks_of_its_own_hears_why(key, tmp_path):
+    edits, words = WRONG[key]
+    teaches(first_failure(key[0], tmp_path, text_of(key[0], *edits)), words)
+
+
+@pytest.mark.parametrize("key", tiered([*((name, "solution") for name in NAMES), *RIGHT], often=1))
+def test_a_right_solution_passes(key, said):
+    assert said[key] == ""
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
-def test_the_solution_passes(name):
+def test_the_solution_passes_in_ranks_of_its_own(name):
     assert passes_all(name, EXERCISES / name / "solution.py")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_starter_fails(name, tmp_path):
-    starter = (EXERCISES / name / "starter.py").read_text()
-    teaches(first_failure(name, tmp_path, starter), STARTER[name])
+    teaches(first_failure(name, tmp_path, text_of(name, file="starter")), STARTER[name])

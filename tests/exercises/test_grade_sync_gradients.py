@@ -3,7 +3,7 @@
 import textwrap
 
 import pytest
-from graded import first_failure, passes_all, teaches
+from graded import asked_for, first_failure, heard, passes_all, teaches, text_of, tiered
 
 from ddplab.grading.exercises import EXERCISES
 
@@ -180,19 +180,11 @@ def mine(body: str) -> str:
     return f"{IMPORTS}def sync_gradients(module):\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}\n"
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_solution_hears_why(name, tmp_path):
-    body, words = WRONG[name]
-    teaches(first_failure(NAME, tmp_path, mine(body)), words)
+# Those whose ranks end, raise or diverge.
+ALONE = ["an order of each rank's own", "only rank 0 calls", "crashes on None", "skips None"]
 
-
-def test_the_solution_passes():
-    assert passes_all(NAME, EXERCISES / NAME / "solution.py")
-
-
-def test_another_right_solution_passes(tmp_path):
-    """Flat, asynchronous, divided first; the results replace the gradients."""
-    body = """
+# Flat, asynchronous, divided first; the results replace the gradients.
+ANOTHER = """
     ps = [p for p in module.parameters() if p.requires_grad]
     has = torch.tensor([p.grad is not None for p in ps], dtype=torch.int32)
     dist.all_reduce(has, op=dist.ReduceOp.MAX)
@@ -203,9 +195,39 @@ def test_another_right_solution_passes(tmp_path):
     for p, piece in zip(ps, flat.split([p.numel() for p in ps])):
         p.grad = piece.view_as(p)
     """
-    path = tmp_path / "mine.py"
-    path.write_text(mine(body))
-    assert passes_all(NAME, path)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory, request):
+    """What each solution hears that keeps its ranks together."""
+    texts = {
+        "solution": text_of(NAME),
+        "another": mine(ANOTHER),
+        **{key: mine(body) for key, (body, _) in WRONG.items()},
+    }
+    asked = asked_for(request) - {*ALONE}
+    return heard(NAME, {key: texts[key] for key in texts if key in asked}, tmp_path_factory.mktemp("said"))
+
+
+@pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
+def test_a_wrong_solution_hears_why(key, said):
+    teaches(said[key], WRONG[key][1])
+
+
+@pytest.mark.parametrize("name", tiered(ALONE, often=1))
+def test_one_that_ends_or_parts_the_ranks_hears_why(name, tmp_path):
+    body, words = WRONG[name]
+    teaches(first_failure(NAME, tmp_path, mine(body)), words)
+
+
+@pytest.mark.parametrize("key", tiered(["solution", "another"], often=1))
+def test_a_right_solution_passes(key, said):
+    assert said[key] == ""
+
+
+@pytest.mark.full
+def test_the_solution_passes_in_ranks_of_its_own():
+    assert passes_all(NAME, EXERCISES / NAME / "solution.py")
 
 
 def test_the_starter_says_that_nothing_is_written(tmp_path):

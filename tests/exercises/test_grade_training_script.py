@@ -1,14 +1,13 @@
 """The grader of distributed-training-script: right files pass, each wrong one hears what is wrong with it."""
 
 import os
-import time
 from pathlib import Path
 
-import psutil
 import pytest
-from graded import first_failure, passes_all, teaches
+from graded import first_failure, passes_all, teaches, tiered
 
 from ddplab.grading.exercises import EXERCISES
+from tools import ended
 
 NAME = "distributed-training-script"
 SOLUTION = (EXERCISES / NAME / "solution.py").read_text()
@@ -158,7 +157,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", tiered(WRONG))
 def test_a_wrong_solution_hears_why(name, tmp_path):
     edits, words = WRONG[name]
     teaches(first_failure(NAME, tmp_path, but(*edits), timeout_s=30), words)
@@ -168,6 +167,7 @@ def test_the_solution_passes():
     assert passes_all(NAME, EXERCISES / NAME / "solution.py")
 
 
+@pytest.mark.full
 def test_another_right_solution_passes(tmp_path):
     """Variables in the new processes, Process and join, a sum of its own, and no `del`."""
     path = tmp_path / "mine.py"
@@ -203,6 +203,7 @@ SETS = """
     meet = None"""
 
 
+@pytest.mark.full
 def test_what_it_starts_ends_with_the_check(tmp_path):
     """Ranks that hang, in processes of the learner's own, are gone when the grader has given up."""
     note = f"open({str(tmp_path / 'pids')!r}, 'a').write(f'{{__import__(\"os\").getpid()}}\\n')"
@@ -212,10 +213,7 @@ def test_what_it_starts_ends_with_the_check(tmp_path):
     pids = [int(pid) for pid in Path(tmp_path / "pids").read_text().split()]
     assert len(pids) == 3
     assert os.getpid() not in pids
-    deadline = time.monotonic() + 10
-    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert all(map(ended, pids))
 
 
 def test_the_starter_says_that_nothing_is_written(tmp_path):

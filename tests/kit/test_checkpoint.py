@@ -121,18 +121,22 @@ def saved(folder, *steps, keep=9):
     return manager
 
 
-def says(worker, ranks, *args, **options):
-    """What CheckpointError each rank was left with; the launch is bounded, so none of them waited."""
+def says(ranks, *attempts):
+    """Each attempt's CheckpointError, as every rank was left with it; the launch is bounded, so none of them waited."""
 
     def guarded():
-        with warnings.catch_warnings(record=True):
-            warnings.simplefilter("always")
-            try:
-                worker(*args)
-            except CheckpointError as error:
-                return str(error)
+        errors = []
+        for worker, *args in attempts:
+            dist.barrier()
+            with warnings.catch_warnings(record=True):
+                warnings.simplefilter("always")
+                try:
+                    errors.append(worker(*args))
+                except CheckpointError as error:
+                    errors.append(str(error))
+        return errors
 
-    return launch(guarded, ranks, quiet=True, timeout_s=30, **options)
+    return list(zip(*launch(guarded, ranks, quiet=True, timeout_s=60), strict=True))
 
 
 def in_child(work):
@@ -206,7 +210,7 @@ def test_an_older_step_is_saved_and_warned_of(tmp_path):
     for step in (20, 30):
         with pytest.warns(UserWarning, match=r"step-00000110.pt is newer than step \d0: latest\(\) prefers it"):
             manager.save(simple(), step)
-        assert step in manager._steps()
+        assert (tmp_path / f"step-{step:08d}.pt").exists()
 
 
 def test_another_number_of_ranks(tmp_path):
@@ -443,7 +447,7 @@ class Hostile:
         return (os.mkdir, (self.path,))
 
 
-def test_a_hostile_pickle(tmp_path, monkeypatch):
+def test_a_hostile_pickle(tmp_path):
     """Its checksum is right, since whoever wrote it could compute one; it is named, and nothing of it runs."""
     manager = saved(tmp_path, 1)
     trap, path = tmp_path / "trap", tmp_path / "step-00000002.pt"
@@ -461,11 +465,6 @@ def test_a_hostile_pickle(tmp_path, monkeypatch):
             manager.load(simple())
         assert not trap.exists()
     assert manager.load(step=1)["step"] == 1
-    with monkeypatch.context() as without:  # torch's own refusal stands behind the manager's
-        without.setattr("ddplab.checkpoint._refuse_code", lambda path: None)
-        with pytest.raises(CheckpointError, match="cannot be read: UnpicklingError: Weights only load failed"):
-            manager.load(simple())
-    assert not trap.exists()
     pickle.loads(raw)
     assert trap.exists()  # it would have
 
@@ -529,7 +528,7 @@ def test_a_sharded_model_is_refused(tmp_path):
         fully_shard(model)
         CheckpointManager(folder).save({"model": model}, 1)
 
-    for error in says(worker, 2, str(tmp_path)):
+    for error in says(2, (worker, tmp_path))[0]:
         assert "a model is sharded; save it with torch.distributed.checkpoint" in error
 
 
@@ -562,7 +561,7 @@ def test_a_full_disk(tmp_path):
     """The draft is removed, all ranks say why, and the checkpoint before it is whole; torch alone hides the reason."""
     with mounted(tmp_path / "small", "size=256k") as folder:
         launch(tries, 2, str(folder), 1)
-        for error in says(tries, 2, str(folder), 2, 50_000):
+        for error in says(2, (tries, folder, 2, 50_000))[0]:
             assert error == f"rank 0: {folder}/step-00000002.pt: not saved: OSError: [Errno 28] No space left on device"
         assert sorted(os.listdir(folder)) == [".lock", "step-00000001.pt"]
         assert launch(finds, 2, str(folder)) == [1, 1]
@@ -580,28 +579,26 @@ def test_a_file_too_large(tmp_path):
 
     launch(tries, 2, str(tmp_path), 1)
     whole = (tmp_path / "step-00000001.pt").stat().st_size
-    for limit in (100, whole // 2, whole - 1):
-        for error in says(worker, 2, str(tmp_path), limit):
-            assert f"[Errno {errno.EFBIG}]" in error
-        assert sorted(os.listdir(tmp_path)) == [".lock", "step-00000001.pt"]
+    limits = 100, whole // 2, whole - 1
+    for errors in says(2, *((worker, tmp_path, limit) for limit in limits)):
+        assert all(f"[Errno {errno.EFBIG}]" in error for error in errors)
+    assert sorted(os.listdir(tmp_path)) == [".lock", "step-00000001.pt"]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     with mounted(tmp_path / "ro", "size=1m") as folder:
         launch(tries, 2, str(folder), 1)
         subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-        for error in says(tries, 2, str(folder), 2):
+        for error in says(2, (tries, folder, 2))[0]:
             assert re.fullmatch(r"rank 0: .*step-00000002.pt: not saved: OSError: .*Read-only file system.*", error)
         assert launch(finds, 2, str(folder)) == [1, 1]
 
 
 def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").touch()
-    for error in says(tries, 2, str(tmp_path / "file"), 1):
-        assert error.startswith("rank 0: ")
-        assert "File exists" in error
-    for error in says(tries, 2, str(tmp_path / "file" / "below"), 1):
-        assert "Not a directory" in error
+    at, below = says(2, (tries, tmp_path / "file", 1), (tries, tmp_path / "file" / "below", 1))
+    assert all(error.startswith("rank 0: ") and "File exists" in error for error in at)
+    assert all("Not a directory" in error for error in below)
 
 
 # -- other ranks, other runs --------------------------------------------------------------------------
@@ -626,16 +623,16 @@ def test_one_rank_that_fails_takes_all_along(tmp_path):
         saved(tmp_path / str(i), i, keep=1)  # other weights under the same name
         CheckpointManager(tmp_path / str(i)).save(simple(i), 1)
     launch(tries, 3, str(tmp_path), 1)
-    for worker, message in (
-        (different_steps, r"the ranks save different steps: \[10, 11, 12\]"),
-        (one_has_another_model, r"rank 2: .*does not fit, .* weight float32 \(10, 10\) instead of float32 \(10, 11\)"),
-        (one_sees_another_folder, r"rank 1: FileNotFoundError: .*elsewhere/step-00000001.pt'"),
-        (
-            one_sees_another_file,
-            r".*/[01]: the ranks read different files: \['step 1 sha256 (\w+)'(, 'step 1 sha256 (?!\1)\w+'){2}\]",
+    expected = {
+        different_steps: r"the ranks save different steps: \[10, 11, 12\]",
+        one_has_another_model: r"rank 2: .*does not fit, .* weight float32 \(10, 10\) instead of float32 \(10, 11\)",
+        one_sees_another_folder: r"rank 1: FileNotFoundError: .*elsewhere/step-00000001.pt'",
+        one_sees_another_file: (
+            r".*/[01]: the ranks read different files: \['step 1 sha256 (\w+)'(, 'step 1 sha256 (?!\1)\w+'){2}\]"
         ),
-    ):
-        errors = says(worker, 3, str(tmp_path))
+    }
+    found = says(3, *((worker, tmp_path) for worker in expected))
+    for errors, message in zip(found, expected.values(), strict=True):
         for error in errors:
             assert re.fullmatch(message, error), error
     assert launch(finds, 3, str(tmp_path)) == [1, 1, 1]
@@ -670,7 +667,7 @@ def test_two_runs_on_one_folder(tmp_path):
         def first(busy):
             manager = saved(folder, 1)
             if busy:  # it is stopped in the middle of a write
-                CheckpointManager._write.__globals__["_last_line"] = stop
+                os.fsync = stop
                 manager.save(simple(), 2)
             stop()
 
@@ -715,8 +712,7 @@ def test_a_reader_beside_a_writer(tmp_path):
                 saved(folder, step, keep=2)
 
         pid, steps, refused = in_child(write), [], set()
-        until = time.monotonic() + 2
-        while time.monotonic() < until:
+        while len(set(steps)) < 10:  # the launch is bounded
             target = simple(-1)
             try:
                 found = CheckpointManager(folder).load(target)
@@ -733,4 +729,3 @@ def test_a_reader_beside_a_writer(tmp_path):
     ((steps, refused),) = launch(worker, 1, str(tmp_path), init=False, timeout_s=30)
     assert refused <= {"gone"}
     assert steps == sorted(steps)
-    assert len(set(steps)) > 3

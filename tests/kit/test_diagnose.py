@@ -171,11 +171,13 @@ def test_ignored_exceptions_and_wrappers_are_no_diagnosis():
     assert diagnose(trace.format("a.b.ChildFailedError").splitlines(), {}) == []
 
 
-@pytest.mark.parametrize("name", entries())
-def test_an_entry_is_the_first_answer_to_its_samples(name):
-    for sample in entries()[name].samples:
-        found = diagnose(sample.splitlines(), entries())
-        assert [one.id for one in found[:1]] == [name]
+@pytest.mark.full
+@pytest.mark.parametrize("area", sorted({entry.area for entry in entries().values()}))
+def test_an_entry_is_the_first_answer_to_its_samples(area):
+    known = entries()
+    samples = [(entry.id, sample) for entry in known.values() if entry.area == area for sample in entry.samples]
+    first = [(diagnose(sample.splitlines(), known) or [None])[0] for _, sample in samples]
+    assert [one and one.id for one in first] == [name for name, _ in samples]
 
 
 def test_entries_explain_only_what_is_there():
@@ -419,6 +421,7 @@ def test_bad_input_is_one_clear_line(capsys, tmp_path, arguments, says):
     assert error.count("\n") == 1
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_log():
     program = """
         from pathlib import Path
@@ -427,9 +430,9 @@ def test_memory_does_not_grow_with_the_log():
         engine.start("")
         piece = "".join(f"[rank{i % 8}]: step {i} loss 2.5 WARNING: slow, Broken pipe {i}\\n" for i in range(20_000))
         peaks = []
-        for turn in range(30):
+        for turn in range(13):
             engine.feed(piece)
-            if turn in (5, 29):
+            if turn in (3, 12):
                 status = Path("/proc/self/status").read_text()  # getrusage would count the parent's peak, too
                 peaks.append(int(status.split("VmHWM:")[1].split()[0]))
         engine.finish()
@@ -440,7 +443,7 @@ def test_memory_does_not_grow_with_the_log():
     )
     early, late = map(int, ran.stdout.split())
     assert late < 150_000  # KiB, the interpreter included
-    assert late - early < 8_000
+    assert late - early < 5_000  # the pieces between hold twice as much
 
 
 def test_an_answer_that_begins_with_code_is_shown_as_code(tmp_path):

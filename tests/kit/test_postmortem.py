@@ -27,13 +27,13 @@ def four_ways():
 
 
 def test_each_rank_goes_to_its_own_end():
-    returned, raised, died, hung = postmortem(four_ways, 4, timeout_s=6)
+    returned, raised, died, hung = postmortem(four_ways, 4, timeout_s=4)
     assert (returned.how, returned.value, returned.printed) == ("returned", "done", "working\n")
     assert (raised.how, raised.error) == ("raised", "ValueError: label 17\nis unknown")
     assert "four_ways at line" in raised.where
     assert (died.how, died.error) == ("died", "was killed by SIGKILL")
     assert hung.how == "hung"
-    assert hung.after_s == 6
+    assert hung.after_s == 4
     assert "four_ways at line" in hung.where
     assert not [p for p in psutil.Process().children(recursive=True) if p.status() == psutil.STATUS_ZOMBIE]
     lines = report([returned, raised, died, hung], said=1).splitlines()
@@ -58,5 +58,5 @@ def test_a_rank_that_is_done_stays_or_leaves(leave):
 
 def test_reports_and_deaths_may_come_in_one_batch():
     """Once a rank's report and its death were seen together, and the second was looked up in vain."""
-    for _ in range(20):
+    for _ in range(10):
         assert {end.how for end in postmortem(lambda: 1 / dist.get_rank(), 3)} == {"raised", "returned"}

@@ -25,56 +25,54 @@ def test_there_are_enough_tables():
     assert len({TABLES[key]["source"]["repository"] for key in COLLECTIVE}) >= 5
 
 
-@pytest.mark.parametrize("key", TABLES)
-def test_every_table_cites_and_says_what_it_is(key):
-    table = TABLES[key]
-    source = table["source"]
-    assert re.fullmatch(r"[\w.-]+/[\w.-]+", source["repository"])
-    assert re.fullmatch(r"[0-9a-f]{40}", source["commit"])
-    assert source["url"] == f"https://github.com/{source['repository']}/blob/{source['commit']}/{source['path']}"
-    assert all(len(table[name]) > 5 for name in ("name", "hardware", "measured"))
-    # Each rate that is given says where it is from.
-    rates = [name for name in table["inputs"] if name.endswith("per_s")]
-    assert "node_gbit_per_s" in rates
-    for name in rates:
-        assert len(table["inputs"][f"{name}_from"]) > 5
-        assert table["inputs"][name] is None or table["inputs"][name] > 0
+def test_every_table_cites_and_says_what_it_is():
+    for table in TABLES.values():
+        source = table["source"]
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", source["repository"])
+        assert re.fullmatch(r"[0-9a-f]{40}", source["commit"])
+        assert source["url"] == f"https://github.com/{source['repository']}/blob/{source['commit']}/{source['path']}"
+        assert all(len(table[name]) > 5 for name in ("name", "hardware", "measured"))
+        # Each rate that is given says where it is from.
+        rates = [name for name in table["inputs"] if name.endswith("per_s")]
+        assert "node_gbit_per_s" in rates
+        for name in rates:
+            assert len(table["inputs"][f"{name}_from"]) > 5
+            assert table["inputs"][name] is None or table["inputs"][name] > 0
 
 
-@pytest.mark.parametrize("key", TABLES)
-def test_scales_grow(key):
-    rows = TABLES[key]["rows"]
-    assert all(0 < a["ranks"] < b["ranks"] and a["nodes"] <= b["nodes"] for a, b in pairwise(rows))
-    assert all(row["ranks"] % row["nodes"] == 0 for row in rows)
+def test_scales_grow():
+    for key, table in TABLES.items():
+        rows = table["rows"]
+        assert all(0 < a["ranks"] < b["ranks"] and a["nodes"] <= b["nodes"] for a, b in pairwise(rows)), key
+        assert all(row["ranks"] % row["nodes"] == 0 for row in rows), key
 
 
-@pytest.mark.parametrize("key", COLLECTIVE)
-def test_sizes_grow_and_times_are_times(key):
-    for row in TABLES[key]["rows"]:
-        assert row["ranks"] >= 2
-        assert len(row["bytes"]) == len(row["us"]) >= 3
-        assert all(0 < a < b for a, b in pairwise(row["bytes"]))
-        assert all(us > 0 for us in row["us"])
-        # Microseconds and bytes: no cluster has a bus faster than 1.5 TB/s, or slower than 1 MB/s from 1 MiB up.
-        for nbytes, us in zip(row["bytes"], row["us"], strict=True):
-            rate = 2 * (row["ranks"] - 1) / row["ranks"] * nbytes / us * 1e6
-            assert rate < 1.5e12
-            assert rate > 1e6 or nbytes < 2**20
+def test_sizes_grow_and_times_are_times():
+    for key in COLLECTIVE:
+        for row in TABLES[key]["rows"]:
+            assert row["ranks"] >= 2
+            assert len(row["bytes"]) == len(row["us"]) >= 3
+            assert all(0 < a < b for a, b in pairwise(row["bytes"])), key
+            assert all(us > 0 for us in row["us"]), key
+            # Microseconds and bytes: no cluster has a bus faster than 1.5 TB/s, or slower than 1 MB/s from 1 MiB up.
+            for nbytes, us in zip(row["bytes"], row["us"], strict=True):
+                rate = 2 * (row["ranks"] - 1) / row["ranks"] * nbytes / us * 1e6
+                assert rate < 1.5e12, key
+                assert rate > 1e6 or nbytes < 2**20, key
 
 
-@pytest.mark.parametrize("key", TRAINING)
-def test_training_rows_are_complete(key):
-    table = TABLES[key]
-    given, base = table["inputs"], table["rows"][0]
-    for name in ("parameters", "gradient_bytes_per_parameter", "ranks_per_node", "samples_per_micro_batch"):
-        assert given[name] > 0
-    assert given["parameters_from"]
-    assert given["buckets"]
-    assert len(table["rows"]) >= 3
-    for row in table["rows"]:
-        efficiency = row["samples_per_s"] / row["ranks"] / (base["samples_per_s"] / base["ranks"])
-        assert 0.3 < efficiency < 1.05
-        assert row["ranks"] <= row["nodes"] * given["ranks_per_node"]
+def test_training_rows_are_complete():
+    for key in TRAINING:
+        given, rows = TABLES[key]["inputs"], TABLES[key]["rows"]
+        for name in ("parameters", "gradient_bytes_per_parameter", "ranks_per_node", "samples_per_micro_batch"):
+            assert given[name] > 0
+        assert given["parameters_from"]
+        assert given["buckets"]
+        assert len(rows) >= 3
+        for row in rows:
+            efficiency = row["samples_per_s"] / row["ranks"] / (rows[0]["samples_per_s"] / rows[0]["ranks"])
+            assert 0.3 < efficiency < 1.05, key
+            assert row["ranks"] <= row["nodes"] * given["ranks_per_node"], key
 
 
 def test_parameters_are_those_of_the_models():

@@ -5,30 +5,18 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddplab.parity.cases import BEHAVIOURS, observe_all
-from ddplab.parity.observe import Local, cell, same
+from ddplab.parity.observe import Local, cell
 from ddplab.scratch import DDP
 
 
-@pytest.fixture(scope="module")
-def seen():
-    """What two ranks saw of every behaviour, by title: of torch's class, then of the one from scratch."""
-    return observe_all(BEHAVIOURS, TorchDDP, DDP)
+def test_what_is_meant_to_differ_differs():
+    """The others, which agree or are refused, are claims: tests/claims/test_scratch_behaviours_claims.py."""
+    meant = {title: behaviour.differs for title, behaviour in BEHAVIOURS.items() if behaviour.differs}
+    seen = observe_all(list(meant), TorchDDP, DDP)
+    assert {title: tuple(map(cell, both)) for title, both in seen.items()} == meant
 
 
-@pytest.mark.parametrize("title", BEHAVIOURS)
-def test_behaviour_at_two_ranks(title, seen):
-    """The same bits or the same failing call; or a refusal that names the feature; or the difference that is meant."""
-    behaviour, (of_torch, of_scratch) = BEHAVIOURS[title], seen[title]
-    messages = [s.error for s in of_torch + of_scratch if s.error]
-    if behaviour.differs is not None:
-        assert (cell(of_torch), cell(of_scratch)) == behaviour.differs, messages
-    elif behaviour.refused:
-        assert not cell(of_torch).startswith("!"), messages
-        assert all(behaviour.refused in s.error for s in of_scratch), messages
-    else:
-        assert same(of_torch, of_scratch), (cell(of_torch), cell(of_scratch), messages)
-
-
+@pytest.mark.full
 def test_behaviours_at_three_ranks():
     """Three addends may round differently in differently packed buckets; all else is as at two ranks."""
     titles = [title for title, b in BEHAVIOURS.items() if not b.alone and not b.refused and not b.differs]

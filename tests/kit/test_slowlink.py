@@ -93,19 +93,19 @@ def test_transfers_are_delivered_when_the_link_is_gone():
     assert launch(worker, 2) == [[[2.0] * 3] * 3] * 2
 
 
-def test_a_peer_that_comes_late_delays_its_transfer_and_those_behind_it():
-    def worker():
-        link, late = SlowLink(1e-4, 1e9), dist.get_rank() == 1
-        dist.barrier()
-        if late:
-            time.sleep(0.3)
+def test_a_peer_that_comes_late_delays_its_transfer_and_those_behind_it(tmp_path):
+    def worker(is_sent):
+        link = SlowLink(1e-4, 1e9)
+        while dist.get_rank() == 1 and not is_sent.exists():
+            time.sleep(0.01)
         launched = time.perf_counter()  # one clock for all ranks: they share a machine
         futures = [link.all_reduce(torch.ones(8)) for _ in range(2)]
+        is_sent.touch()
         for future in futures:
             future.wait()
         return launched, [transfer.done_s for transfer in link.log]
 
-    (first, done), (second, _) = launch(worker, 2, env={"CUDA_VISIBLE_DEVICES": ""})
+    (first, done), (second, _) = launch(worker, 2, tmp_path / "sent", env={"CUDA_VISIBLE_DEVICES": ""})
     assert first < second < done[0] < done[1]
 
 

@@ -1,6 +1,7 @@
 """`ddplab tune-buckets`: what it measures on real ranks, what it advises, and how it refuses."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -17,24 +18,15 @@ from statistics import median
 import psutil
 import pytest
 import torch
-from torch import nn
 
-from ddplab import cli
+from ddplab import cli, launch, tuning
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ddplab.cli_tune_buckets import as_text
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from ddplab.tuning import LEAST_ROUNDS, _copied, advise, choose, fitted, make_plans, median_interval
+from ddplab.tuning import LEAST_ROUNDS, advise, choose, fitted, make_plans, median_interval
 from tools import free_port, refused
 
 KIB = 1024
-LAYERS = """\
-    import torch
-    from torch import nn
-    from ddplab.sleeping import SleepingLayers
-
-    def build():  # six gradients of 64 KiB, each ready 20 ms after the one before it
-        return SleepingLayers(6, 64 * 1024, 0.001, 0.020), torch.ones(1)
-"""
 QUICK = """\
     import os, sys, torch
     from torch import nn
@@ -45,41 +37,32 @@ QUICK = """\
 LARGER = QUICK.replace("8", "256")  # where caps make a difference
 
 
+def write(folder, source, name="mine"):
+    """Write a module into a folder that is no folder of Python's path."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(textwrap.dedent(source))
+    return f"{name}:build"
+
+
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Write a module into the current folder, which is no folder of Python's path."""
+    """Write a module into the current folder."""
     monkeypatch.chdir(tmp_path)
-
-    def write(source, name="mine"):
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
-        return f"{name}:build"
-
-    return write
+    return functools.partial(write, tmp_path)
 
 
-def asked(capsys, *arguments):
-    """The exit code and what was printed."""
-    code = cli.main(["tune-buckets", *map(str, arguments), "--json"])
-    return code, json.loads(capsys.readouterr().out)
-
-
-def answer(capsys, *arguments):
-    code, found = asked(capsys, *arguments)
-    assert code == 0, found
-    return found
-
-
-def answer_when_calm(capsys, calm, *arguments):
-    """The answer of a run that nothing disturbed, of up to three: a user, too, asks again, and gives it more time."""
-    seconds = 16
-    for _ in range(3):
-        code, found = asked(capsys, *arguments, "--seconds", seconds)
-        if code == 2:
-            seconds = int(re.fullmatch(r".* s are too short: .*; give --seconds (\d+)", found["error"])[1])
-        elif calm(found):
-            break
-    assert code == 0, found
-    return found
+def tuned(sources, caps_mb=(1.0,), emulate=None, seconds=600.0):
+    """In a rank: the answer of each module in turn, or what is wrong with it; few rounds, whatever they tell."""
+    tuning.MOST_ROUNDS = LEAST_ROUNDS
+    answers = []
+    for folder in sources:
+        try:
+            answers.append(tuning.tune("mine:build", str(folder), caps_mb, seconds, emulate, None))
+        except tuning.NoTuning as error:
+            answers.append(str(error))
+        answers[-1] = answers[-1], getattr(sys.modules.pop("mine", None), "seen", None)
+        sys.path.remove(str(folder))
+    return answers
 
 
 def command(*arguments):
@@ -195,51 +178,67 @@ def test_a_link_that_hardly_notices_bytes_is_all_latency(algorithm):
     assert fitted([(n, real.seconds(n)) for n in sizes], 3, algorithm).bytes_per_s == pytest.approx(1e9)
 
 
-def test_copies_share_parameters_and_no_gradients():
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    model.tied = model[0].weight
-    one, two = _copied(model), _copied(model)
-    one(torch.randn(4, 3)).sum().backward()
-    assert one.tied is one[0].weight
-    assert one[0].weight.grad is not None
-    assert (two[0].weight.grad, model[0].weight.grad) == (None, None)
-    assert one[0].weight.data_ptr() == two[0].weight.data_ptr() == model[0].weight.data_ptr()
-    assert not torch.equal(one[1].running_mean, model[1].running_mean)
+def steps_s(plan, rounds=20, seed=0):
+    """Times of steps as predicted, and up to 2 % more, as steps are."""
+    chance = random.Random(seed)
+    return [plan.step.step_s * chance.uniform(1, 1.02) for _ in range(rounds)]
+
+
+def verdict(link, caps_mb):
+    """What is advised for six gradients of 64 KiB, each ready 20 ms after the one before, if steps are as predicted."""
+    gradients = [((number + 1) * 0.020, 64 * KIB) for number in range(6)]
+    default, *others = make_plans(gradients, None, link, 0.006, 0.120, caps_mb)[: 1 + len(caps_mb)]
+    return advise(steps_s(default), {plan.cap_mb: steps_s(plan, seed=plan.cap_mb) for plan in others})
+
+
+def test_small_buckets_are_best_on_a_link_that_is_hidden_behind_the_backward():
+    """64 KiB travel as long as a layer computes: all at once double the backward, one by one hide but the last."""
+    found = verdict(Link(0, 64 * KIB / 0.020, 2, "link"), [0.05, 0.1])
+    assert (found.verdict, found.cap_mb) == ("clear", 0.05)
+    assert found.gain_s == pytest.approx(0.100, rel=0.05)
+
+
+def test_latency_asks_for_few_buckets():
+    """Six transfers of 60 ms are at least 360 ms; the default's one bucket takes half of that."""
+    found = verdict(Link(0.060, 1.25e9, 2, "link"), [0.05])
+    assert (found.verdict, found.cap_mb) == ("default is best", None)
+    assert found.gain_s < -0.150
 
 
 # -- measuring ----------------------------------------------------------------------------------------
 
 
-def test_small_buckets_are_found_on_a_link_that_is_hidden_behind_the_backward(module, capsys):
-    """64 KiB travel as long as a layer computes: all at once double the backward, one by one hide but the last."""
-    rate_gbit = 64 * KIB / 0.020 * 8 / 1e9
+def test_a_sweep_on_a_link_that_is_emulated(tmp_path):
+    """Six layers of a millisecond, and a link that takes as long for each: what holds however late a machine is."""
+    source = """\
+        import torch
+        from ddplab.sleeping import SleepingLayers
 
-    def calm(found):
-        advice = found["recommended"]["verdict"], found["recommended"]["bucket_cap_mb"]
-        default_ms, small_ms, middle_ms = (seen["median_ms"] for seen in found["measured"])
-        in_order = small_ms < middle_ms < default_ms
-        return in_order and advice == ("clear", 0.05) and found["link"]["gbit_per_s"] == near
-
-    near = pytest.approx(rate_gbit, rel=0.2)
-    found = answer_when_calm(capsys, calm, module(LAYERS), "--caps", 0.05, 0.1, "--emulate-link", f"0,{rate_gbit}")
+        def build():
+            return SleepingLayers(6, 64 * 1024, 0.0001, 0.001), torch.ones(1)
+    """
+    write(tmp_path, source)
+    rate = 64 * KIB / 0.001
+    ((found, _),), _ = launch(tuned, 2, [tmp_path], (0.05, 0.1), (0.0, rate))
     default, small, middle = found["measured"]
     assert [seen["bucket_cap_mb"] for seen in found["measured"]] == [None, 0.05, 0.1]
     assert default["bucket_bytes"] == [6 * 64 * KIB]
     assert small["bucket_bytes"] == 6 * [64 * KIB]
     assert middle["bucket_bytes"] == 3 * [2 * 64 * KIB]
-    assert small["predicted_ms"] < middle["predicted_ms"] < default["predicted_ms"]
-    assert default["median_ms"] > 6 + 120 + 120  # the link is never early
-    assert calm(found)
+    assert min(default["steps_ms"]) > 0.6 + 6 + 6  # the layers are never early, and neither is the link
+    assert min(small["steps_ms"]) > 0.6 + 6 + 1
     assert found["link"]["emulated"] is True
+    assert all(took_ms / 1e3 >= nbytes / rate for nbytes, took_ms in found["link"]["samples"])
 
     assert (found["ranks"], found["backend"], found["torch"]) == (2, "gloo", torch.__version__)
     assert [nbytes for _, nbytes in found["gradients"]] == 6 * [64 * KIB]
     ready_ms = [ms for ms, _ in found["gradients"]]
     assert ready_ms == sorted(ready_ms)
-    assert found["forward_ms"] + ready_ms[-1] > 120  # a sleep that is late shortens the next one, so not each is 20
+    assert found["forward_ms"] + ready_ms[-1] > 6  # a sleep that is late shortens the next one, so not each is 1
     assert found["backward_ms"] >= ready_ms[-1]
+    assert found["recommended"]["rounds"] == LEAST_ROUNDS
     for seen in found["measured"]:
-        assert len(seen["steps_ms"]) == found["recommended"]["rounds"] >= LEAST_ROUNDS
+        assert len(seen["steps_ms"]) == LEAST_ROUNDS
         assert seen["median_ms"] == pytest.approx(median(seen["steps_ms"]))
         low, high = seen["middle_half_ms"]
         assert min(seen["steps_ms"]) <= low <= seen["median_ms"] <= high <= max(seen["steps_ms"])
@@ -247,15 +246,16 @@ def test_small_buckets_are_found_on_a_link_that_is_hidden_behind_the_backward(mo
 
 
 def check_the_text(found):
-    text = as_text(found)
+    advice = {"bucket_cap_mb": 0.05, "best_bucket_cap_mb": 0.05, "verdict": "clear", "gain_ms": 3.0}
+    clear = {**found["recommended"], **advice, "low_ms": 2.5, "high_ms": 3.5}
+    text = as_text({**found, "recommended": clear})
     rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert rows["0.05"].endswith("<- recommended")
     assert rows["0.05"].split()[1] == "6"
     assert rows["default"].split()[1] == "1"
     assert "Clear: use bucket_cap_mb=0.05." in text
     assert "The link is emulated" in text
-    best = found["recommended"]
-    noise = {**best, "verdict": "within noise", "bucket_cap_mb": None, "low_ms": None, "high_ms": None}
+    noise = {**clear, "verdict": "within noise", "bucket_cap_mb": None, "low_ms": None, "high_ms": None}
     text = as_text({**found, "recommended": noise, "notes": []})
     assert re.search(r"^ *default .* <- recommended$", text, re.MULTILINE)
     assert "Within noise: keep the default." in text
@@ -264,36 +264,15 @@ def check_the_text(found):
     assert re.search(r"Keep the default: .* 3.00 ms .* more than the default", " ".join(text.split()))
 
 
-def test_latency_asks_for_few_buckets(module, capsys):
-    """Six transfers of 60 ms are at least 360 ms; the default's one bucket takes half of that."""
-
-    def calm(found):
-        verdict, (default, small) = found["recommended"]["verdict"], found["measured"]
-        late = found["link"]["latency_us"] > 59_000
-        return late and verdict == "default is best" and default["median_ms"] < small["median_ms"]
-
-    found = answer_when_calm(capsys, calm, module(LAYERS), "--caps", 0.05, "--emulate-link", "60000,10")
-    default, small = found["measured"]
-    assert (len(default["bucket_bytes"]), len(small["bucket_bytes"])) == (1, 6)
-    assert small["median_ms"] > 360
-    assert small["predicted_ms"] > 360
-    assert default["predicted_ms"] < small["predicted_ms"]
-    assert calm(found)
-    assert found["recommended"]["bucket_cap_mb"] is None
-
-
-@pytest.mark.parametrize(
-    "returned",
-    [
-        "Net(), torch.ones(4, 8)",
-        "Net(lambda y: y.sum()), torch.ones(4, 8)",
-        "Net(lambda y: {'loss': y.sum(), 'logits': y}), [torch.ones(4, 8)]",
-        "Net(lambda y: types.SimpleNamespace(loss=y.sum())), {'x': torch.ones(4, 8)}",
-        "Net(lambda y: (y, y)), (1, torch.ones(4, 8)), lambda model, batch: model(batch[1])[0].sum()",
-    ],
-    ids=["a tensor", "a number", "a dictionary", "an object with a loss", "a loss function"],
-)
-def test_models_batches_and_losses_of_all_kinds(module, capsys, returned):
+@pytest.mark.full
+def test_models_batches_and_losses_of_all_kinds(tmp_path):
+    kinds = {
+        "a tensor": "Net(), torch.ones(4, 8)",
+        "a number": "Net(lambda y: y.sum()), torch.ones(4, 8)",
+        "a dictionary": "Net(lambda y: {'loss': y.sum(), 'logits': y}), [torch.ones(4, 8)]",
+        "an object with a loss": "Net(lambda y: types.SimpleNamespace(loss=y.sum())), {'x': torch.ones(4, 8)}",
+        "a loss function": "Net(lambda y: (y, y)), (1, torch.ones(4, 8)), lambda m, batch: m(batch[1])[0].sum()",
+    }
     source = """\
         import torch, types
         from torch import nn
@@ -311,30 +290,59 @@ def test_models_batches_and_losses_of_all_kinds(module, capsys, returned):
             print("noise")
             return RETURNED
     """
-    found = answer(capsys, module(source.replace("RETURNED", returned)), "--seconds", 30, "--ranks", 3)
-    assert found["ranks"] == 3
-    assert found["link"]["emulated"] is False
-    assert found["bytes"] == 4 * (64 + 8 + 16)  # not the frozen bias
-    assert sorted(nbytes for _, nbytes in found["gradients"]) == [32, 64, 256]
-    assert sum(found["measured"][0]["bucket_bytes"]) == found["bytes"]
+    for kind, returned in kinds.items():
+        write(tmp_path / kind, source.replace("RETURNED", returned))
+    for answers in zip(*launch(tuned, 2, [tmp_path / kind for kind in kinds]), strict=True):
+        for found, _ in answers:  # of each rank
+            assert found["ranks"] == 2
+            assert found["link"]["emulated"] is False
+            assert found["bytes"] == 4 * (64 + 8 + 16)  # not the frozen bias
+            assert sorted(nbytes for _, nbytes in found["gradients"]) == [32, 64, 256]
+            assert sum(found["measured"][0]["bucket_bytes"]) == found["bytes"]
 
 
-def test_a_model_of_one_gradient_has_no_choice(module, capsys):
-    source = QUICK.replace("nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))", "nn.Linear(8, 8, bias=False)")
-    assert cli.main(["tune-buckets", module(source), "--seconds", "30"]) == 0
-    assert "every cap gives the same buckets" in capsys.readouterr().out
+def test_the_model_stays_as_it_was_and_its_copies_share_its_parameters(tmp_path):
+    """Many copies fit beside each other; what a forward or a backward changes is their own."""
+    source = """\
+        import torch
+        from torch import nn
+
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        model.tied = model[0].weight
+        addresses = set()
+
+        class seen:
+            def now():
+                left = [p.grad for p in model.parameters()], model[1].running_mean.tolist(), len(addresses)
+                return *left, model.tied is model[0].weight
+
+        def loss(copy, batch):
+            inner = getattr(copy, "module", copy)
+            assert inner.tied is inner[0].weight
+            addresses.add(inner[0].weight.data_ptr())
+            return copy(batch).sum()
+
+        def build():
+            return model, torch.randn(4, 8), loss
+    """
+    write(tmp_path, source)
+    for ((_, seen),) in launch(lambda: [(found, state.now()) for found, state in tuned([tmp_path])], 2):
+        assert seen == ([None] * 4, [0.0] * 8, 1, True)
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_the_plot(module, capsys, tmp_path, suffix):
-    path = tmp_path / f"caps.{suffix}"
-    assert cli.main(["tune-buckets", module(LARGER), "--seconds", "30", "--plot", str(path)]) == 0
-    assert str(path) in capsys.readouterr().out
-    content = path.read_bytes()
-    if suffix == "png":
-        assert content.startswith(b"\x89PNG")
-    else:
-        assert all(text in content.decode() for text in ("bucket_cap_mb (MiB)", "default, measured", "predicted"))
+def test_the_command_measures_writes_and_draws(module, capsys, tmp_path):
+    """One object, one picture, and nothing on the error stream, which is no terminal."""
+    path = tmp_path / "caps.svg"
+    assert (
+        cli.main(["tune-buckets", module(LARGER), "--seconds", "60", "--caps", "0.25", "--json", "--plot", str(path)])
+        == 0
+    )
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert [seen["bucket_cap_mb"] for seen in found["measured"]] == [None, 0.25]
+    assert err == ""
+    drawn = path.read_text()
+    assert all(text in drawn for text in ("bucket_cap_mb (MiB)", "default, measured", "predicted"))
 
 
 def test_help_shows_the_contract(capsys):
@@ -362,14 +370,16 @@ def torchrun(*arguments):
     )
 
 
+@pytest.mark.full
 def test_under_torchrun_rank_0_speaks(module):
-    done = torchrun(module(QUICK.replace("return", "print('noise'); return")), "--seconds", 30, "--json")
+    done = torchrun(module(QUICK.replace("return", "print('noise'); return")), "--seconds", 30, "--caps", 1, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)  # one object, and nothing of gloo or of the module
     assert (found["ranks"], found["backend"]) == (2, "gloo")
     assert done.stderr.count("noise") == 1
 
 
+@pytest.mark.full
 def test_under_torchrun_one_line_says_what_is_wrong(module):
     done = torchrun(module("def build(): return 3"))
     assert done.returncode != 0
@@ -378,13 +388,14 @@ def test_under_torchrun_one_line_says_what_is_wrong(module):
     ]
 
 
+@pytest.mark.full
 def test_under_srun(module):
     """The variables of ``srun --ntasks=2 python -m ddplab …`` on one node."""
     told = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}
     told |= {"SLURM_JOB_ID": "77", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
-            command(module(QUICK), "--seconds", 30, "--json"),
+            command(module(QUICK), "--seconds", 30, "--caps", 1, "--json"),
             env=environment(**told, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)),
             stdout=subprocess.PIPE,
             text=True,
@@ -453,9 +464,9 @@ def on_a_terminal(arguments, **more):
     return process.returncode, printed, drawn.decode()
 
 
-def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(module):
-    target = module(LARGER)
-    code, printed, drawn = on_a_terminal([target, "--seconds", 30])
+@pytest.mark.full
+def test_a_bar_is_drawn_on_a_terminal(module):
+    code, printed, drawn = on_a_terminal([module(LARGER), "--seconds", 60, "--caps", 0.25])
     assert code == 0
     assert "\n" not in drawn
     for what in ("ready times", "all-reduces", r"\d+ caps"):
@@ -465,46 +476,66 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(module):
     assert (shown[0], shown[-1]) == (0, 100)
     assert drawn.endswith("\r\x1b[K")  # the line is empty again
     assert "#" not in printed
-    done = subprocess.run(command(target, "--seconds", 30), capture_output=True, text=True, env=environment())
-    assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("when", ["at the start", "in the function", "while it measures"])
-def test_ctrl_c_ends_quietly_and_leaves_nothing(module, tmp_path, when):
-    mark = tmp_path / "here"
-    sleep = "time.sleep(60)" if when == "in the function" else "None"
-    target = module(
-        QUICK.replace("def build():", f"def build():\n        import time; open({str(mark)!r}, 'w'); {sleep}")
-    )
-    process = subprocess.Popen(
-        command(target, "--seconds", 60),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        start_new_session=True,
-    )
+def imports_torch(process):
+    """Whether a process that this one has started, the fork server, has come to torch."""
     try:
-        until = time.monotonic() + 60
-        while time.monotonic() < until and process.poll() is None:
-            if when == "at the start" and len(psutil.Process(process.pid).children()) == 2:
-                time.sleep(1)  # one of them is the fork server, and imports torch
-                break
-            if when != "at the start" and mark.exists():
-                time.sleep(0.0 if when == "in the function" else 2)
-                break
+        return any("libtorch" in library.path for child in process.children() for library in child.memory_maps())
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.full
+def test_ctrl_c_ends_quietly_and_leaves_nothing(module, tmp_path):
+    """While the fork server imports torch, in the reader's function, and while it measures; all three side by side."""
+    source = """\
+        import time, torch
+        from torch import nn
+
+        def loss(model, batch, calls=[]):
+            calls.append(1)
+            if len(calls) == 20:
+                open("measures", "w").close()
+            return model(batch).sum()
+
+        def build():
+            return nn.Linear(8, 8), torch.ones(4, 8), loss
+
+        def stay():
+            open("in the function", "w").close()
+            time.sleep(600)
+    """
+    target = module(source)
+    events = {
+        "in the function": (target.replace("build", "stay"), lambda _: (tmp_path / "in the function").exists()),
+        "measures": (target, lambda _: (tmp_path / "measures").exists()),
+        "at the start": (target, imports_torch),
+    }
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with contextlib.ExitStack() as stack:
+        waiting = {}
+        for when, (what, happened) in events.items():
+            process = subprocess.Popen(command(what, "--seconds", 600), env=environment(), **pipes)
+            stack.callback(process.wait)
+            stack.callback(end_all, process)
+            waiting[when] = process, happened
+        while waiting:
+            for when, (process, happened) in list(waiting.items()):
+                assert process.poll() is None, (when, process.communicate())
+                if happened(psutil.Process(process.pid)):
+                    del waiting[when]
+                    family = psutil.Process(process.pid).children(recursive=True)
+                    assert family
+                    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+                    assert (process.communicate(timeout=100), process.returncode) == (("", ""), 130), when
+                    assert not psutil.wait_procs(family, timeout=100)[1], when
             time.sleep(0.01)
-        family = psutil.Process(process.pid).children(recursive=True)
-        assert family
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        said = process.communicate(timeout=60)
-        assert (process.returncode, said) == (130, ("", ""))
-        _, alive = psutil.wait_procs(family, timeout=10)
-        assert not alive
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+
+
+def end_all(process):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 # -- refusing -----------------------------------------------------------------------------------------
@@ -618,12 +649,38 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_models_that_cannot_be_tuned(module, capsys, what):
+ALONE = ["a rank that dies", "a function that raises"]
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory):
+    """What each model hears that leaves the ranks together, all in the same ranks."""
+    folder, sources = tmp_path_factory.mktemp("broken"), {what: BROKEN[what][0] for what in BROKEN if what not in ALONE}
+    for what, source in sources.items():
+        write(folder / what, source)
+    first, second = launch(tuned, 2, [folder / what for what in sources], quiet=True)
+    assert first == second
+    return {what: answer for what, (answer, _) in zip(sources, first, strict=True)}
+
+
+@pytest.mark.parametrize("what", [what for what in BROKEN if what not in ALONE])
+def test_models_that_cannot_be_tuned(what, problems):
+    assert re.search(BROKEN[what][1], problems[what]), problems[what]
+
+
+@pytest.mark.parametrize("what", ALONE)
+def test_the_command_says_it_in_one_line(module, capsys, what):
     source, words = BROKEN[what]
     said = refused(capsys, "tune-buckets", module(source), "--seconds", 30)
     assert re.search(words, said), said
     assert "Traceback" not in said
+
+
+def test_a_model_of_one_gradient_has_no_choice(tmp_path):
+    write(tmp_path, QUICK.replace("nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))", "nn.Linear(8, 8, bias=False)"))
+    ((found, _),), *_ = launch(tuned, 3, [tmp_path], ())
+    assert found["ranks"] == 3
+    assert "every cap gives the same buckets" in as_text(found)
 
 
 def test_a_module_that_is_not_there(module, capsys, tmp_path):
@@ -631,13 +688,27 @@ def test_a_module_that_is_not_there(module, capsys, tmp_path):
     assert "there is no module 'mine.deep'" in refused(capsys, "tune-buckets", module(QUICK).replace(":", ".deep:"))
 
 
-def test_too_little_time_is_said_before_it_is_wasted(module, capsys):
-    began = time.monotonic()
-    said = refused(capsys, "tune-buckets", module(LAYERS), "--seconds", 1)
-    assert time.monotonic() - began < 20
-    asked = re.search(r"1 s are too short: .* give --seconds (\d+)", said)
-    assert asked
-    assert int(asked[1]) > 3  # thirty steps of 126 ms
+def test_too_little_time_is_said_before_it_is_wasted(tmp_path):
+    """After the two steps that show whether the model works at all."""
+    source = """\
+        import time, torch
+        from torch import nn
+
+        seen = []
+
+        def loss(model, batch):
+            seen.append("a step")
+            time.sleep(0.1)
+            return model(batch).sum()
+
+        def build():
+            return nn.Linear(8, 8), torch.ones(4, 8), loss
+    """
+    write(tmp_path, source)
+    for ((answer, seen),) in launch(tuned, 2, [tmp_path], (1.0,), None, 1.0, quiet=True):
+        asked = re.search(r"1 s are too short: .* give --seconds (\d+)", answer)
+        assert int(asked[1]) > 3  # thirty steps of 100 ms
+        assert len(seen) == 2
 
 
 def test_the_error_is_an_object_too(module, capsys):

@@ -34,8 +34,8 @@ from torch.distributed.distributed_c10d import (  # as they are, unseen by the w
 from torch.utils.data import Dataset
 
 from ddplab.grading.checks import Wrong, check, expect
+from ddplab.grading.ports import free_port
 from ddplab.grading.witness import Witness
-from ddplab.launcher import reserve_port
 
 SAMPLERS = "setup-samplers"
 GROUP = "setup-process-group"
@@ -44,7 +44,6 @@ LR = 0.125
 # Kept until the process ends. gloo can hang when DDP, freed after `destroy_process_group`, takes
 # the group along (torch 2.13): that is not what is graded here.
 GROUPS: list[Any] = []
-RESERVED: list[socket.socket] = []  # until the process ends
 
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -203,7 +202,7 @@ def _first_line(error: BaseException, learner: ModuleType) -> str:
 
 def meet() -> int:
     """Agree on a free port; leave the grader's group and forget the variables of its launcher."""
-    port = [kept_port()]
+    port = [free_port()]
     if dist.get_world_size() > 1:
         broadcast_object_list(port, src=0)
     barrier()
@@ -211,13 +210,6 @@ def meet() -> int:
     for name in VARIABLES:
         os.environ.pop(name, None)
     return port[0]
-
-
-def kept_port() -> int:
-    """Return a port of this machine to listen at, which the system gives to nobody else."""
-    RESERVED.append(reserve_port())
-    port: int = RESERVED[-1].getsockname()[1]
-    return port
 
 
 def taken(port: int) -> bool:
@@ -721,7 +713,7 @@ def judge_group(seen: list[list[dict[str, Any]]]) -> None:
 def group(learner: ModuleType, witness: Witness) -> list[dict[str, Any]]:
     """`setup_ddp` and `cleanup_ddp` with one port, then both again with another."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    ports = [kept_port(), kept_port()]
+    ports = [free_port(), free_port()]
     broadcast_object_list(ports, src=0)
     meet()
     seen = []

@@ -1,0 +1,52 @@
+"""`make shake` stops ranks and nothing else, continues all of them, and ends as pytest ends."""
+
+import os
+import re
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tools import ROOT
+
+TESTS = """
+import os, time
+from pathlib import Path
+
+from ddplab import launch
+
+HERE = Path(__file__).parent
+
+
+def test_ranks_stand_still():
+    def worker():
+        until, longest_s, before_s = time.monotonic() + 60, 0.0, time.monotonic()
+        while time.monotonic() < until and longest_s < 0.1:
+            longest_s, before_s = max(longest_s, time.monotonic() - before_s), time.monotonic()
+        return longest_s
+
+    (HERE / "pid").write_text(str(os.getpid()))
+    assert min(launch(worker, 2)) >= 0.1
+
+
+def test_that_fails():
+    raise AssertionError
+"""
+
+
+@pytest.mark.full
+def test_ranks_are_stopped_and_continued(tmp_path):
+    (tmp_path / "test_it.py").write_text(TESTS)
+    command = [sys.executable, ROOT / "tests" / "shake.py", "--seconds", "0.5", "--seed", "7", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "gallery")}
+    done = subprocess.run(
+        [*command, tmp_path], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 1, done.stdout
+    assert "1 failed, 1 passed" in done.stdout
+    first, *_, last = done.stdout.splitlines()
+    assert first == "shake: seed 7, stops of up to 0.5 s"
+    stops, ranks = map(int, re.fullmatch(r"shake: seed 7, (\d+) stops of (\d+) ranks", last).groups())
+    assert stops >= ranks == 2
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
