@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -89,12 +89,11 @@ def run(command: list[str], log: Path, timeout_s: float, cwd: Path = ROOT) -> in
             process.wait()
 
 
-def tests(python: Path, room: str, out: Path, jobs: int, failed: list[str] | None) -> Iterator[tuple[str, str]]:
-    """Each test of a room, and what came of it."""
+def tests(python: Path, room: str, chosen: list[str], out: Path, jobs: int) -> Iterator[tuple[str, str]]:
+    """Each chosen test of a room, and what came of it."""
     name = room.removeprefix("tests/").replace("/", "-").removesuffix(".py")
     report = out / f"{name}.xml"
     report.unlink(missing_ok=True)
-    chosen = [room] if failed is None else failed
     clusters = [f"--ignore={path}" for path in ROOT.glob("tests/recipes/test_cluster_*.py")]
     quiet = ["-p", "no:cacheprovider", "-n", str(jobs), "-o", "junit_family=xunit1", f"--junitxml={report}"]
     run([str(python), "-m", "pytest", *chosen, *clusters, *quiet], out / f"{name}.log", 3600)
@@ -118,35 +117,36 @@ def lab(python: Path, script: Path, out: Path) -> tuple[str, str]:
     return str(script.relative_to(ROOT)), "passed" if code == 0 else "not shown" if not_shown else "failed"
 
 
-def run_row(name: str, jobs: int, again: bool) -> None:
-    """Run all of one row and keep what came of it; ``again``: only what failed the last time."""
+def run_row(name: str, jobs: int, again: bool, parts: list[str]) -> None:
+    """Run a row, or ``parts`` of it, and keep what came of it; ``again``: only what failed the last time."""
     row, out = ROWS[name], PLACE / f"{name}-results"
     python, kept = install(name), out / "results.json"
+    out.mkdir(parents=True, exist_ok=True)
     facts = "import torch; print(torch.__version__, 'CUDA ' + torch.version.cuda if torch.version.cuda else 'CPU')"
     version, build = subprocess.check_output([python, "-c", facts], text=True).strip().split(" ", 1)
-    old = json.loads(kept.read_text())["results"] if again and kept.exists() else {}
-    failed = {test for test, outcome in old.items() if outcome == "failed"}
-    scripts = sorted(ROOT.glob("gallery/*/plot_*.py")) if row.labs else []
-    results: dict[str, str] = old
+    results: dict[str, str] = json.loads(kept.read_text())["results"] if kept.exists() else {}
 
-    def keep(found: Iterator[tuple[str, str]]) -> None:
+    def keep(found: Iterable[tuple[str, str]]) -> None:
         for what, outcome in found:
             results[what] = outcome
             if outcome == "failed":
                 print(f"{name}: failed: {what}", flush=True)
-        kept.write_text(json.dumps({"torch": version, "build": build, "results": results}, indent=1))
+            kept.write_text(json.dumps({"torch": version, "build": build, "results": results}, indent=1))
 
-    out.mkdir(parents=True, exist_ok=True)
-    for room in row.tests:
-        chosen = sorted(test for test in failed if test.startswith(room)) if again else None
-        if chosen != []:
-            for test in chosen or []:
-                results.pop(test, None)
-            keep(tests(python, room, out, jobs, chosen))
-    if again:
-        scripts = [script for script in scripts if str(script.relative_to(ROOT)) in failed]
-    with ThreadPoolExecutor(jobs) as several:
-        keep(several.map(lambda script: lab(python, script, out), scripts))
+    for room in [*row.tests, *["gallery"] * row.labs]:
+        if parts and room not in parts:
+            continue
+        failed = sorted(what for what in results if what.startswith(room) and results[what] == "failed")
+        if again and not failed:
+            continue
+        for what in [what for what in results if what.startswith(room) and (what in failed or not again)]:
+            del results[what]
+        if room == "gallery":
+            scripts = [ROOT / what for what in failed] if again else sorted(ROOT.glob("gallery/*/plot_*.py"))
+            with ThreadPoolExecutor(jobs) as several:
+                keep(several.map(lambda script: lab(python, script, out), scripts))
+        else:
+            keep(tests(python, room, failed if again else [room], out, jobs))
 
 
 def table() -> str:
@@ -173,13 +173,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", help=f"of {', '.join(ROWS)}; 2.13 means both of its rows; all by default")
     parser.add_argument("--failed", action="store_true", help="only what failed the last time")
+    parser.add_argument("--part", action="append", help="only this: gallery (the labs), tests/claims, …")
     parser.add_argument("--jobs", type=int, default=2, help="tests and labs at a time (2)")
     given = parser.parse_args()
     names = [name for name in ROWS if not given.rows or name.startswith(tuple(given.rows))]
     if not names:
         parser.error(f"no such row: {' '.join(given.rows)}; there are {', '.join(ROWS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with this
     for name in names:
-        run_row(name, given.jobs, given.failed)
+        run_row(name, given.jobs, given.failed, given.part or [])
     print(table())
     kept = [json.loads((PLACE / f"{name}-results" / "results.json").read_text()) for name in names]
     return int(any("failed" in found["results"].values() for found in kept))

@@ -283,8 +283,11 @@ def test_killed_in_between(tmp_path, asynchronous):
     assert [ending.how for ending in endings] == ["raised", "died"]
     assert (new / "__0_0.distcp").exists()
     assert not (new / ".metadata").exists()
+    # Before torch 2.13 the error does not name the file.
+    named = torch.__version__ >= (2, 13)
+    missing = f"No such file or directory: '{new / '.metadata'}'" if named else "metadata is None"
     for said in launch(load, 2, new):
-        assert f"No such file or directory: '{new / '.metadata'}'" in said
+        assert missing in said
     assert launch(load, 2, old) == [{"a": 1, "b": 1}] * 2
 
 

@@ -12,6 +12,7 @@ test_c10d_nccl.py. What they check is taken over, their code is not.
 
 import contextlib
 import copy
+import inspect
 import io
 import warnings
 from collections import namedtuple
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ..launcher import launch
@@ -461,11 +463,13 @@ def _(wrap: Wrap) -> Any:
     return train(model), seen
 
 
-@row("forward_sync_buffers=False", "test_ddp_init_sync_buffers_with_forward_sync_buffers_false")
-def _(wrap: Wrap) -> Any:
-    model = wrap(Buffered(), forward_sync_buffers=False)
-    train(model)
-    return tensors(model)
+if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:  # from torch 2.13
+
+    @row("forward_sync_buffers=False", "test_ddp_init_sync_buffers_with_forward_sync_buffers_false")
+    def _(wrap: Wrap) -> Any:
+        model = wrap(Buffered(), forward_sync_buffers=False)
+        train(model)
+        return tensors(model)
 
 
 @row("BatchNorm: training, no_sync, eval")
