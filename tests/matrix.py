@@ -71,6 +71,16 @@ def install(name: str) -> Path:
     return python
 
 
+RUNNING: list[subprocess.Popen] = []
+
+
+def end(process: subprocess.Popen) -> None:
+    """End a program and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def run(command: list[str], log: Path, timeout_s: float, cwd: Path = ROOT) -> int:
     """Run a command with its output in ``log``, and end all that it started; 124 if it took too long."""
     env = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
@@ -79,14 +89,14 @@ def run(command: list[str], log: Path, timeout_s: float, cwd: Path = ROOT) -> in
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, cwd=cwd, env=env, start_new_session=True
         )
+        RUNNING.append(process)
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return 124
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            RUNNING.remove(process)
+            end(process)
 
 
 def tests(python: Path, room: str, chosen: list[str], out: Path, jobs: int) -> Iterator[tuple[str, str]]:
@@ -144,7 +154,13 @@ def run_row(name: str, jobs: int, again: bool, parts: list[str]) -> None:
         if room == "gallery":
             scripts = [ROOT / what for what in failed] if again else sorted(ROOT.glob("gallery/*/plot_*.py"))
             with ThreadPoolExecutor(jobs) as several:
-                keep(several.map(lambda script: lab(python, script, out), scripts))
+                try:
+                    keep(several.map(lambda script: lab(python, script, out), scripts))
+                except BaseException:  # Ctrl-C, above all
+                    several.shutdown(wait=False, cancel_futures=True)
+                    for process in list(RUNNING):
+                        end(process)
+                    raise
         else:
             keep(tests(python, room, failed if again else [room], out, jobs))
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from ddplab import evidence
-from ddplab.needs import NotShownHere
 
 HERE = Path(__file__).parent
 _WORST_FIRST = ("failed", "skipped", "passed")
@@ -39,14 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """Keep which launches the test made: ranks, backend, hardware. What needs more than is here is not shown here."""
-    try:
-        return (yield from _keep_launches(item))
-    except NotShownHere as reason:
-        pytest.skip(f"not shown here: {reason}")
-
-
-def _keep_launches(item: pytest.Item):
+    """Keep which launches the test made: ranks, backend, hardware."""
     if "DDPLAB_CLAIMS_RESULTS" not in os.environ:
         return (yield)
     with tempfile.TemporaryDirectory() as folder:
