@@ -7,7 +7,7 @@ SPHINX  = $(PY) -m sphinx -c . -d _build/doctrees/$@ -W --keep-going $(if $(EDIT
 DECKS   = $(PY) -m sphinx -d _build/doctrees/$@ -W --keep-going
 READY   = $(if $(findstring $(VENV),$(PY)),$(VENV)/ready)
 
-.PHONY: help html pdf epub slides anki all live edition test check serve cluster clean torture
+.PHONY: help html pdf epub slides anki all live edition test check serve cluster clean torture matrix
 
 help: ## list the habits
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
@@ -61,6 +61,9 @@ cluster: $(READY) ## four nodes and a Slurm on this host, until Ctrl-C (Linux; S
 torture: $(READY) ## 1,000 launches in a row, 1,000 kills of runs that save (about ten minutes)
 	LAUNCHES=1000 $(PY) -m pytest tests/kit/test_launch.py -k many_launches
 	KILLS=1000 $(PY) -m pytest tests/kit/test_checkpoint.py -k killed --timeout=0
+
+matrix: ## tests and labs on every torch that a reader gets, each in .matrix/ (GBs): ONLY=2.11 PART=gallery FAILED=1 JOBS=4
+	$(PYTHON) tests/matrix.py $(ONLY) $(addprefix --part ,$(PART)) $(if $(FAILED),--failed) $(addprefix --jobs ,$(JOBS))
 
 clean: ## remove what was generated
 	rm -rf _build handbook/labs

@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -66,7 +67,9 @@ def install(name: str) -> Path:
     index = ["--index-url", env[row.index]] if row.index in env else []
     pip = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", "-c", str(place / "constraints.txt")]
     subprocess.run([*pip, *index, row.torch], env=env, check=True)
-    subprocess.run([*pip, row.torch, "-e", f"{ROOT}[torch,test]"], env=env, check=True)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = ",".join(sorted(extras.keys() - {"book"}))
+    subprocess.run([*pip, row.torch, "-e", f"{ROOT}[{wanted}]"], env=env, check=True)
     ready.touch()
     return python
 
