@@ -12,7 +12,6 @@ test_c10d_nccl.py. What they check is taken over, their code is not.
 
 import contextlib
 import copy
-import inspect
 import io
 import warnings
 from collections import namedtuple
@@ -26,7 +25,6 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ..launcher import launch
@@ -72,12 +70,21 @@ def observe_all(titles: Collection[str], *classes: type[nn.Module], ranks: int =
 
 
 def row(
-    title: str, tests: str = "", refused: str = "", differs: tuple[str, str] | None = None, alone: bool = False
+    title: str,
+    tests: str = "",
+    refused: str = "",
+    differs: tuple[str, str] | None = None,
+    alone: bool = False,
+    since: tuple[int, int] = (2, 8),
 ) -> Callable[[Callable[[Wrap], Any]], None]:
-    """Enter the function that follows into :data:`BEHAVIOURS`, under the current topic."""
+    """Enter the function that follows into :data:`BEHAVIOURS`, under the current topic.
+
+    An older torch than ``since`` does it differently, or cannot: there it is left out.
+    """
 
     def enter(run: Callable[[Wrap], Any]) -> None:
-        BEHAVIOURS[title] = Behaviour(topic, run, tuple(tests.split()), refused, differs, alone)
+        if torch.__version__ >= since:
+            BEHAVIOURS[title] = Behaviour(topic, run, tuple(tests.split()), refused, differs, alone)
 
     return enter
 
@@ -463,13 +470,11 @@ def _(wrap: Wrap) -> Any:
     return train(model), seen
 
 
-if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:  # from torch 2.13
-
-    @row("forward_sync_buffers=False", "test_ddp_init_sync_buffers_with_forward_sync_buffers_false")
-    def _(wrap: Wrap) -> Any:
-        model = wrap(Buffered(), forward_sync_buffers=False)
-        train(model)
-        return tensors(model)
+@row("forward_sync_buffers=False", "test_ddp_init_sync_buffers_with_forward_sync_buffers_false", since=(2, 13))
+def _(wrap: Wrap) -> Any:
+    model = wrap(Buffered(), forward_sync_buffers=False)
+    train(model)
+    return tensors(model)
 
 
 @row("BatchNorm: training, no_sync, eval")
@@ -482,7 +487,7 @@ def _(wrap: Wrap) -> Any:
     return seen, [b.clone() for b in model.buffers()], train(model.train(), 2)
 
 
-@row("BatchNorm: two forwards, one backward", "test_ddp_buffer_sync_multi_forward_with_batchnorm")
+@row("BatchNorm: two forwards, one backward", "test_ddp_buffer_sync_multi_forward_with_batchnorm", since=(2, 13))
 def _(wrap: Wrap) -> Any:
     model = wrap(normed())
     (loss(model(batch(0))) + loss(model(batch(1)))).backward()
