@@ -144,7 +144,7 @@ def flight_progress() -> tuple[int, ...]:
 
 
 def _recorders() -> list[Any]:
-    if torch.__version__ < (2, 11) and dist.is_initialized() and "nccl" not in dist.get_backend_config():
+    if torch.__version__ < "2.11" and dist.is_initialized() and "nccl" not in dist.get_backend_config():
         raise RuntimeError(
             f"torch {torch.__version__} keeps no flight record of gloo; torch 2.11 is the first that does"
         )

@@ -75,7 +75,7 @@ def row(
     refused: str = "",
     differs: tuple[str, str] | None = None,
     alone: bool = False,
-    since: tuple[int, int] = (2, 8),
+    since: str = "2.8",
 ) -> Callable[[Callable[[Wrap], Any]], None]:
     """Enter the function that follows into :data:`BEHAVIOURS`, under the current topic.
 
@@ -470,7 +470,7 @@ def _(wrap: Wrap) -> Any:
     return train(model), seen
 
 
-@row("forward_sync_buffers=False", "test_ddp_init_sync_buffers_with_forward_sync_buffers_false", since=(2, 13))
+@row("forward_sync_buffers=False", "test_ddp_init_sync_buffers_with_forward_sync_buffers_false", since="2.13")
 def _(wrap: Wrap) -> Any:
     model = wrap(Buffered(), forward_sync_buffers=False)
     train(model)
@@ -487,7 +487,7 @@ def _(wrap: Wrap) -> Any:
     return seen, [b.clone() for b in model.buffers()], train(model.train(), 2)
 
 
-@row("BatchNorm: two forwards, one backward", "test_ddp_buffer_sync_multi_forward_with_batchnorm", since=(2, 13))
+@row("BatchNorm: two forwards, one backward", "test_ddp_buffer_sync_multi_forward_with_batchnorm", since="2.13")
 def _(wrap: Wrap) -> Any:
     model = wrap(normed())
     (loss(model(batch(0))) + loss(model(batch(1)))).backward()
