@@ -73,5 +73,8 @@ torture: $(call ready,test) ## 1,000 launches in a row, 1,000 kills of runs that
 shake: $(call ready,test) ## claims and kit while their ranks are stopped and continued at random (TESTS=… SECONDS=0.5 SEED=…)
 	$(PY) tests/shake.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(or $(TESTS),tests/claims tests/kit -m "not full")
 
+matrix: ## tests and labs on every torch that a reader gets, each in .matrix/ (GBs): ONLY=2.11 PART=gallery FAILED=1 JOBS=4
+	$(PYTHON) tests/matrix.py $(ONLY) $(addprefix --part ,$(PART)) $(if $(FAILED),--failed) $(addprefix --jobs ,$(JOBS))
+
 clean: ## remove what was generated
 	rm -rf _build handbook/labs

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddplab.machines import NamespaceError, Nodes
+from ddplab.needs import NotShownHere
 from tools import ROOT, make, missing, need, need_pango
 
 if TYPE_CHECKING:
@@ -40,6 +41,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
             return "book" if nodeid.startswith(("tests/site", "tests/print")) else nodeid.split("::")[0]
 
     return Rooms(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item):
+    """What needs more than is here is not shown here, which is not a failure."""
+    try:
+        return (yield)
+    except NotShownHere as reason:
+        item.user_properties.append(("why", str(reason)))
+        pytest.skip(f"not shown here: {reason}")
 
 
 @pytest.fixture(scope="session")

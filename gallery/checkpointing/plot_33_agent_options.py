@@ -15,6 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ddplab import record
 from ddplab.machines import loopback, torchrun
+from ddplab.needs import needs
+
+needs(torch="2.13")  # torchrun of 2.11 has no --shutdown-timeout
 
 # %%
 # The ranks

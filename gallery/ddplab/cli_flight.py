@@ -44,7 +44,12 @@ def _verdict(
     if absent:
         said.append(f"No dump of {flight.ranks_text(absent)}: dead, or the file was not collected.")
     said += [f"Rank {dump.rank} recorded no collective." for dump in dumps if not dump.calls]
-    if parting is not None:
+    if not any(dump.calls for dump in dumps):
+        said.append(
+            "There is nothing to compare. The ranks issued none, or the recorder was off (TORCH_FR_BUFFER_SIZE=0), "
+            "or this is gloo on a torch before 2.11, which records none."
+        )
+    elif parting is not None:
         said.append(str(parting))
     elif len(dumps) == 1:
         said.append("One rank alone cannot be compared; its last collective: " + _last(dumps[0]))

@@ -38,7 +38,7 @@ def write_dump(folder: str | Path) -> Path:
     ``torchfrtrace <folder> --prefix rank``, can read it.
 
     Raises:
-        RuntimeError: there is no default process group.
+        RuntimeError: there is no default process group, or it is gloo's on a torch before 2.11, which records nothing.
         OSError: the folder cannot be written.
     """
     import torch.distributed as dist
@@ -60,7 +60,7 @@ def dump_when_stuck(folder: str | Path, after_s: float = 60.0) -> Iterator[None]
 
     Raises:
         ValueError: ``after_s`` is not a positive number.
-        RuntimeError: there is no default process group.
+        RuntimeError: there is no default process group, or it is gloo's on a torch before 2.11, which records nothing.
     """
     import torch.distributed as dist
 
@@ -70,7 +70,7 @@ def dump_when_stuck(folder: str | Path, after_s: float = 60.0) -> Iterator[None]
         raise ValueError(f"dump_when_stuck: after_s must be a positive number of seconds; got {after_s!r}")
     if not dist.is_initialized():
         raise RuntimeError("dump_when_stuck: this process has no process group; call init_process_group first")
-    rank, left = dist.get_rank(), threading.Event()
+    rank, left, start = dist.get_rank(), threading.Event(), flight_progress()
 
     def write() -> None:
         try:
@@ -79,7 +79,7 @@ def dump_when_stuck(folder: str | Path, after_s: float = 60.0) -> Iterator[None]
             print(f"rank {rank}: no flight-recorder dump: {problem}", file=sys.stderr, flush=True)
 
     def watch() -> None:
-        seen, since_s, written = flight_progress(), time.monotonic(), False
+        seen, since_s, written = start, time.monotonic(), False
         while not left.wait(min(after_s / 10, 5.0)):
             now = flight_progress()
             if now != seen:

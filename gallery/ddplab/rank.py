@@ -110,8 +110,9 @@ def _init_process_group(job: Job, listener: socket.socket | None, backend: str) 
     import torch
     import torch.distributed as dist
 
-    if backend == "nccl":
-        torch.cuda.set_device(device())
+    here = device()
+    if here.type == "cuda":  # under gloo, too: events and generators belong to the current device
+        torch.cuda.set_device(here)
     timeout = datetime.timedelta(seconds=job.timeout_s)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1",
@@ -122,7 +123,11 @@ def _init_process_group(job: Job, listener: socket.socket | None, backend: str) 
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener is not None else None,
     )
-    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.nproc, timeout=timeout)
+    # NCCL takes CUDA tensors only; gloo beside it takes those of the CPU, as in train.py.
+    backends, bound = ("cpu:gloo,cuda:nccl", here) if backend == "nccl" else (backend, None)
+    dist.init_process_group(
+        backends, store=store, rank=job.rank, world_size=job.nproc, timeout=timeout, device_id=bound
+    )
     if job.at_end != "part":
         _meet(store, job)
 

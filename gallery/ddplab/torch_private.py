@@ -81,6 +81,9 @@ def flight_records() -> list[FlightRecord]:
 
     An entry's state is left out: on gloo it stays "scheduled" for ever. What a rank issued last says more.
 
+    Raises:
+        RuntimeError: the ranks use gloo, and this torch is older than 2.11, which records nothing of gloo.
+
     Private because: the public way in is the file that NCCL's watchdog writes when a collective times out;
     gloo has no watchdog.
     Seen: ``torch._C._distributed_c10d._dump_fr_trace`` (gloo) and ``_dump_nccl_trace`` in torch 2.13.
@@ -104,6 +107,9 @@ def flight_dump() -> dict[str, Any]:
 
     On gloo torch leaves the members out (``pg_config`` has one nameless group); without them nobody can tell a rank
     that did not come from one that was not invited, and torch's own analyser stops with a KeyError.
+
+    Raises:
+        RuntimeError: as for :func:`flight_records`.
 
     Private because: as for :func:`flight_records`; and no public call lists the groups of a process.
     Seen: ``torch._C._distributed_c10d._dump_fr_trace``, ``_dump_nccl_trace`` and
@@ -138,6 +144,10 @@ def flight_progress() -> tuple[int, ...]:
 
 
 def _recorders() -> list[Any]:
+    if torch.__version__ < "2.11" and dist.is_initialized() and "nccl" not in dist.get_backend_config():
+        raise RuntimeError(
+            f"torch {torch.__version__} keeps no flight record of gloo; torch 2.11 is the first that does"
+        )
     c10d: Any = torch._C._distributed_c10d
     return [c10d._dump_fr_trace] + ([c10d._dump_nccl_trace] if dist.is_nccl_available() else [])
 

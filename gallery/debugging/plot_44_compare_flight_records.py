@@ -77,6 +77,7 @@ assert (parting.kind, parting.ranks, parting.differs) == ("mismatch", (1,), ("op
 # torch's own analyser, ``torchfrtrace``, reads the same files.
 # It stops on gloo's records as torch writes them (torch 2.13): they do not name the members of a group.
 # ``write_dump`` adds the members, and then it works; so one file serves both.
+# (Up to torch 2.11 the analyser compares records of NCCL only, and says so of gloo's.)
 # It takes the rank whose file it reads first for the standard, so its "culprit" may be any rank: read both sides.
 
 
@@ -85,7 +86,9 @@ def analyse(folder):
     command += ["--prefix", "rank"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     said = (done.stdout + done.stderr).splitlines()
-    return next(line for line in said if line.startswith(("KeyError", "error msg")))
+    return next(
+        line for line in said if line.startswith(("KeyError", "error msg", "AssertionError"))
+    )
 
 
 def as_torch_writes_it(folder):
@@ -101,7 +104,7 @@ with_members = analyse(folder.name)
 print("as torch writes it:", as_written)
 print("by write_dump:", *with_members.removeprefix("error msg: ").split(", "), sep="\n  ")
 assert as_written.startswith("KeyError")
-assert "COLLECTIVE_TYPE_MISMATCH" in with_members
+assert "COLLECTIVE_TYPE_MISMATCH" in with_members or "gloo != 'nccl'" in with_members
 folder.cleanup()
 
 # %%

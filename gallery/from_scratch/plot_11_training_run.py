@@ -16,7 +16,6 @@ import time
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, record_function, schedule
@@ -108,7 +107,7 @@ def worker():
 
     def keep(recorded):
         for event in recorded.events():
-            name = event.name.removeprefix(f"{dist.get_backend()}:")  # gloo:all_reduce
+            name = event.name.removeprefix("gloo:").removeprefix("nccl:")
             spans.setdefault(name, []).append((event.time_range.start, event.time_range.end))
 
     steps = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE)

@@ -26,7 +26,7 @@ RANKS = 4
 def collectives():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     # gloo scatters and gathers CPU tensors only
-    here = device() if dist.get_backend() == "nccl" else "cpu"
+    here = device() if "nccl" in dist.get_backend() else "cpu"
     mine = torch.arange(1.0, ranks + 1, device=here) * 10**rank
 
     broadcast = mine.clone()

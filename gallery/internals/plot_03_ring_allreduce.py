@@ -53,7 +53,7 @@ def ring_all_reduce(x, watch=lambda *what: None):
 
 def watched():
     rank, p = dist.get_rank(), dist.get_world_size()
-    here = device() if dist.get_backend() == "nccl" else "cpu"  # gloo sends CPU tensors only
+    here = device() if "nccl" in dist.get_backend() else "cpu"  # gloo sends CPU tensors only
     x = torch.arange(1.0, p + 1, device=here) * 10**rank
     steps = [(None, x.tolist())]
     ring_all_reduce(x, lambda sent, x: steps.append((sent, x.tolist())))
@@ -95,7 +95,7 @@ ELEMENTS = 1_200_000  # divisible by 2, 3 and 4
 
 
 def compare():
-    here = device() if dist.get_backend() == "nccl" else "cpu"
+    here = device() if "nccl" in dist.get_backend() else "cpu"
     own = torch.Generator().manual_seed(dist.get_rank())
     x = torch.randn(ELEMENTS, generator=own).to(here)
     ours, theirs = x.clone(), x.clone()

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from ddplab import evidence
-from ddplab.needs import NotShownHere
 from ddplab.recording.keys import claim_key
 
 HERE = Path(__file__).parent
@@ -74,15 +73,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """Keep which launches the test made: ranks, backend, hardware. What needs more than is here is not shown here."""
-    try:
-        return (yield from _keep_evidence(item))
-    except NotShownHere as reason:
-        item.user_properties.append(("why", str(reason)))
-        pytest.skip(f"not shown here: {reason}")
-
-
-def _keep_evidence(item: pytest.Item):
+    """Keep which launches the test made: ranks, backend, hardware."""
     if "DDPLAB_CLAIMS_RESULTS" not in os.environ:
         return (yield)
     with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,6 @@
 import copy
 
 import torch
-import torch.distributed as dist
 from proof import proves
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -11,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch
 from ddplab.buckets import MIB, assign
-from ddplab.torch_private import ddp_facts
+from ddplab.torch_private import ddp_facts, flight_records
 
 
 def watched_steps(model, inputs, steps, **options):
@@ -140,17 +139,17 @@ def test_find_unused_parameters_never_rebuilds():
 
 @proves("one-allreduce-per-bucket")
 def test_a_backward_issues_one_allreduce_per_bucket():
-    """The profiler counts the collectives of one backward: as many all-reduces as buckets, and nothing else."""
+    """The flight recorder lists the collectives of one backward: as many all-reduces as buckets, and nothing else."""
 
     def worker(bucket_cap_mb):
         ddp = DistributedDataParallel(mlp().to(device()), bucket_cap_mb=bucket_cap_mb)
         seen = []
         for _ in range(2):
             loss = ddp(torch.ones(2, 512, device=device())).sum()
-            with torch.profiler.profile() as profile:
-                loss.backward()
-            seen.append([event.name for event in profile.events() if event.name.startswith(f"{dist.get_backend()}:")])
-        return [[name.split(":")[1] for name in names] for names in seen]
+            before = len(flight_records())
+            loss.backward()
+            seen.append([entry.operation for entry in flight_records()[before:]])
+        return seen
 
     for ranks in (2, 3, 4):
         for found in launch(lambda: [worker(bucket_cap_mb) for bucket_cap_mb in (1, 2, 4, 25)], ranks):

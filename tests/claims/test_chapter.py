@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch
+from ddplab.needs import needs
 
 
 def watched(model, **options):
@@ -176,6 +177,7 @@ def test_before_the_unused_error_gradients_are_local():
 @proves("forward-flag-keeps-init-sync")
 def test_forward_sync_buffers_false_still_copies_buffers_at_construction():
     """2.13: ``forward_sync_buffers=False`` copies buffers once, the deprecated ``broadcast_buffers=False`` never."""
+    needs(torch="2.13")  # the first that has the flag
 
     def worker(**options):
         warnings.simplefilter("ignore")

@@ -309,7 +309,9 @@ def test_killed_in_between(tmp_path):
     for whole, *refused in found:
         assert whole == {"a": 1, "b": 1}
         for error, new in zip(refused, (blocking, background), strict=True):
-            assert f"No such file or directory: '{new / '.metadata'}'" in error
+            # Before torch 2.13 the error does not name the file.
+            named = torch.__version__ >= (2, 13)
+            assert (f"No such file or directory: '{new / '.metadata'}'" if named else "metadata is None") in error
 
 
 @proves("ckpt-dcp-overwrite-mixes")

@@ -15,6 +15,7 @@ import pytest
 from proof import proves
 
 from ddplab.machines import loopback, torchrun
+from ddplab.needs import needs
 from ddplab.postmortem import postmortem
 
 LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
@@ -234,6 +235,7 @@ def test_a_rank_that_has_saved_and_stopped_is_started_again(jobs):
 @proves("ckpt-shutdown-timeout-on-signal-only")
 def test_the_shutdown_timeout_counts_when_the_agent_stops_and_not_at_a_restart(jobs):
     """Asked for 1 s; a rank that needs 2 s gets them when its peer ends, and not when the agent is told to stop."""
+    needs(torch="2.13")  # torchrun of 2.11 does not know the option
     restarted, stopped = jobs["one_rank_exits"].result()
     assert "rank 0 of 2 life 0: left by itself" in restarted
     assert "life 1: got SIGTERM" in stopped

@@ -14,13 +14,17 @@ import torch.distributed as dist
 from ddplab.cli import BadInput
 from ddplab.cli_flight import report_dumps
 from ddplab.flight import DumpError, compare, compare_lines, dump_when_stuck, read_dumps, without_dump, write_dump
+from ddplab.launcher import LaunchError, launch
+from ddplab.needs import needs
 from ddplab.postmortem import postmortem
+from ddplab.torch_private import flight_records
 
 # -- real ranks -------------------------------------------------------------------------------------
 
 
 def hang(folder, worker, ranks=3, **options):
     """The dumps of ranks that run ``worker``, and how the ranks ended."""
+    needs(torch="2.11")  # the first that records what gloo does
     endings = postmortem(worker, ranks, str(folder), group_timeout_s=2, **options)
     return read_dumps(folder), [ending.how for ending in endings]
 
@@ -158,6 +162,8 @@ def test_a_program_without_fault_parts_nowhere(tmp_path):
 
 
 def test_a_standstill_is_written_while_it_lasts(tmp_path):
+    needs(torch="2.11")
+
     def worker(folder):
         with dump_when_stuck(folder, 0.3):
             dist.all_reduce(torch.ones(7))
@@ -184,6 +190,21 @@ def test_torchs_own_analyser_reads_what_write_dump_writes(tmp_path):
     analysed = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert analysed.returncode == 0, analysed.stderr[-2000:]
     assert "missing ranks: {1}" in analysed.stdout + analysed.stderr
+
+
+@pytest.mark.parametrize("call", [write_dump, lambda folder: dump_when_stuck(folder).__enter__(), None])
+def test_gloo_on_a_torch_that_records_nothing_of_it_is_refused(tmp_path, call):
+    """Never an empty dump, nor an empty list. (Where torch records gloo, an older one is pretended.)"""
+
+    def worker(folder):
+        if torch.__version__ >= (2, 11):
+            torch.__version__ = type(torch.__version__)("2.10.0")
+        dist.all_reduce(torch.ones(7))
+        flight_records() if call is None else call(folder)
+
+    with pytest.raises(LaunchError, match=r"RuntimeError: torch 2\.\d+\S* keeps no flight record of gloo"):
+        launch(worker, 2, tmp_path, quiet=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_needs_a_process_group():
@@ -321,6 +342,16 @@ def test_ranks_without_a_dump_are_named(tmp_path, capsys):
     assert without_dump(read_dumps(tmp_path)) == (1, 3)
     report_dumps(tmp_path)
     assert "No dump of ranks 1, 3" in capsys.readouterr().out
+
+
+def test_dumps_without_a_collective_show_nothing_and_say_why(tmp_path, capsys):
+    """As gloo's are before torch 2.11."""
+    for rank in range(2):
+        put(tmp_path, rank, [], {"0": [0, 1]})
+    report_dumps(tmp_path)
+    told = capsys.readouterr().out
+    assert "nothing to compare" in told
+    assert "do not part" not in told
 
 
 def test_messages_and_coalesced_collectives(tmp_path):

@@ -70,12 +70,21 @@ def observe_all(titles: Collection[str], *classes: type[nn.Module], ranks: int =
 
 
 def row(
-    title: str, tests: str = "", refused: str = "", differs: tuple[str, str] | None = None, alone: bool = False
+    title: str,
+    tests: str = "",
+    refused: str = "",
+    differs: tuple[str, str] | None = None,
+    alone: bool = False,
+    since: str = "2.8",
 ) -> Callable[[Callable[[Wrap], Any]], None]:
-    """Enter the function that follows into :data:`BEHAVIOURS`, under the current topic."""
+    """Enter the function that follows into :data:`BEHAVIOURS`, under the current topic.
+
+    An older torch than ``since`` does it differently, or cannot: there it is left out.
+    """
 
     def enter(run: Callable[[Wrap], Any]) -> None:
-        BEHAVIOURS[title] = Behaviour(topic, run, tuple(tests.split()), refused, differs, alone)
+        if torch.__version__ >= since:
+            BEHAVIOURS[title] = Behaviour(topic, run, tuple(tests.split()), refused, differs, alone)
 
     return enter
 
@@ -461,7 +470,7 @@ def _(wrap: Wrap) -> Any:
     return train(model), seen
 
 
-@row("forward_sync_buffers=False", "test_ddp_init_sync_buffers_with_forward_sync_buffers_false")
+@row("forward_sync_buffers=False", "test_ddp_init_sync_buffers_with_forward_sync_buffers_false", since="2.13")
 def _(wrap: Wrap) -> Any:
     model = wrap(Buffered(), forward_sync_buffers=False)
     train(model)
@@ -478,7 +487,7 @@ def _(wrap: Wrap) -> Any:
     return seen, [b.clone() for b in model.buffers()], train(model.train(), 2)
 
 
-@row("BatchNorm: two forwards, one backward", "test_ddp_buffer_sync_multi_forward_with_batchnorm")
+@row("BatchNorm: two forwards, one backward", "test_ddp_buffer_sync_multi_forward_with_batchnorm", since="2.13")
 def _(wrap: Wrap) -> Any:
     model = wrap(normed())
     (loss(model(batch(0))) + loss(model(batch(1)))).backward()
