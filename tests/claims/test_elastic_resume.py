@@ -75,6 +75,8 @@ def leave(number, _):
     os._exit(1)
 
 signal.signal(signal.SIGTERM, leave)
+if (fate, world, rank) == ("need the other", "2", "0"):
+    held = open(f"{folder}/pipe", "w")  # when rank 1 has opened it, too: whoever hears the pid may kill this rank
 say(f"pid {os.getpid()} store at {port}")
 if (fate, life) == ("exit", "0"):
     if rank == "0":
@@ -83,13 +85,10 @@ if (fate, life) == ("exit", "0"):
         while not os.path.exists(f"{folder}/0 is there"):  # a signal that comes before its handler would end rank 0
             time.sleep(0.05)
         os._exit(75)
-if (fate, world) == ("need the other", "2"):
-    if rank == "0":
-        held = open(f"{folder}/pipe", "w")
-    else:
-        open(f"{folder}/pipe").read()  # until the other has ended
-        say("is alone")
-        os._exit(1)
+if (fate, world, rank) == ("need the other", "2", "1"):
+    open(f"{folder}/pipe").read()  # until the other has ended
+    say("is alone")
+    os._exit(1)
 end_s = time.monotonic() + 150
 while time.monotonic() < end_s:
     if os.getppid() != agent:
