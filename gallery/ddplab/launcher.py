@@ -183,7 +183,8 @@ def _run(
 
     facts = next((r.facts for r in ranks if r.facts), None)
     if facts is not None:  # some rank reported; a launch that failed is evidence too
-        evidence.note_launch(nproc, facts)
+        chosen = {"chosen": True} if "CUDA_VISIBLE_DEVICES" in (env or {}) else {}  # the devices, by the script
+        evidence.note_launch(nproc, {**facts, **chosen})
     return _Run(ranks, failures, outputs, stacks, began_s)
 
 

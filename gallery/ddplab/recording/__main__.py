@@ -161,7 +161,7 @@ def record_claims(edition: Edition, *, fresh: bool, deadline: float) -> int:
         environment["DDPLAB_CLAIMS_FRESH"] = "1"
     if deadline < float("inf"):
         environment["DDPLAB_CLAIMS_DEADLINE"] = str(time.time() + deadline - time.monotonic())
-    several = ["-n", str(max(2, min(8, os.cpu_count() or 2)))] if _has("xdist") else []
+    several = ["-n", str(min(8, 2 * (os.cpu_count() or 1)))] if _has("xdist") else []
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/claims", *several]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
