@@ -13,7 +13,6 @@ It serves :ref:`performance-published`.
 # ``gallery/performance/published.json`` holds the numbers and, for each table, where it was published, on what hardware, and what is *given*: ranks, bytes, parameters, nominal rates.
 # Nothing in the file is fitted.
 
-import hashlib
 import json
 from itertools import combinations, pairwise
 from math import ceil, inf, log2
@@ -28,8 +27,6 @@ from ddplab.costmodel import fit_link
 from ddplab.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
 
 FILE = Path(ddplab.__file__).parents[1] / "performance" / "published.json"
-DIGEST = "2f9fecbc761f"  # the evidence below is of these tables
-assert hashlib.sha256(FILE.read_bytes()).hexdigest()[:12] == DIGEST, "new tables: new digest"
 tables = {table["id"]: table for table in json.loads(FILE.read_text())["tables"]}
 collective = {key: table for key, table in tables.items() if table["kind"] == "all-reduce"}
 sources = sorted({table["source"]["repository"] for table in collective.values()})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_book import TinyBook
 
-from lab_pieces import printed_blocks, stamp_text
+from lab_pieces import stamp_text
 
 CONF = """
 extensions = ["myst_parser", "lab_embed", "lanes"]
@@ -33,40 +33,15 @@ CAPS = [1,
         2]
 # end of caps
 '''
-GENERATED = """
-:orphan:
-
-A bucket X-ray
-==============
-
-.. code-block:: Python
-
-    launch(worker, 2)
-
-.. rst-class:: sphx-glr-script-out
-
- .. code-block:: none
-
-    before
-    rank 0 │ loss 1 <b>
-    rank 1 │ loss 2
-
-    after
-
-
-
-.. GENERATED FROM PYTHON SOURCE LINES 12-15
-
-.. rst-class:: sphx-glr-script-out
-
- .. code-block:: none
-
-      indented
-
-.. rst-class:: sphx-glr-timing
-
-   **Total running time**
-"""
+BLOCKS = [
+    {"code": "1", "printed": ["before", "rank 0 │ loss 1 <b>", "rank 1 │ loss 2", "", "after"]},
+    {
+        "code": "2",
+        "figures": [{"file": "bucket-xray-1.svg", "alt": "One"}, {"file": "bucket-xray-2.svg", "alt": "Two"}],
+    },
+    {"code": "3", "printed": ["  indented"]},
+]
+PAGE = ":orphan:\n\nA bucket X-ray\n==============\n"
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="72pt" height="36pt" viewBox="0 0 72 36"><path d="M0 0h9"/></svg>'
 LAUNCH = {"ranks": 2, "backend": "gloo", "torch": "2.13.0+cpu", "gpu": None, "gpus": 0, "nccl": None}
 FIGURE = """
@@ -81,7 +56,8 @@ What to *see*.
 def evidence(**changes: object) -> dict:
     machine = {"cpu": "Some CPU", "cores": 2}
     kept = {"key": "0", "date": "2026-11-21T07:00:00", "machine": machine, "launches": [LAUNCH], "values": {}}
-    return {**kept, "edition": "here", "stale": False, **changes}
+    shown = {"blocks": BLOCKS, "edition": "here", "folder": "gallery/editions/here/labs", "stale": False}
+    return {**kept, **shown, **changes}
 
 
 @pytest.fixture
@@ -90,10 +66,10 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
     made.write("conf.py", CONF)
     made.write("gallery/internals/plot_05_bucket_xray.py", SCRIPT)
     made.write("gallery/internals/plot_06_silent.py", "")
-    made.write("handbook/labs/internals/plot_05_bucket_xray.rst", GENERATED)
+    made.write("handbook/labs/internals/plot_05_bucket_xray.rst", PAGE)
     made.write("handbook/labs/internals/plot_05_bucket_xray.evidence.json", json.dumps(evidence()))
     for number in (1, 2):
-        made.write(f"handbook/labs/internals/images/sphx_glr_plot_05_bucket_xray_00{number}.svg", SVG)
+        made.write(f"gallery/editions/here/labs/bucket-xray-{number}.svg", SVG)
     return made
 
 
@@ -119,7 +95,7 @@ def test_an_output_is_the_block_as_printed_with_lanes_coloured(book: TinyBook) -
     lanes = [(lane["class"][1], lane.pre.get_text()) for lane in first.select(".lane")]
     assert lanes == [("r0", "loss 1 <b>"), ("r1", "loss 2")]
     assert [block.get_text().strip() for block in first.select(".highlight pre")] == ["before", "after"]
-    assert second.select_one("pre").get_text().startswith("indented")
+    assert second.select_one("pre").get_text().startswith("  indented")
     assert "2 ranks" in first.select_one("p.stamp").get_text()
 
 
@@ -161,7 +137,8 @@ def test_a_document_is_read_again_when_the_lab_was_run_again(book: TinyBook) -> 
     book.chapters(first="```{lab-output} bucket-xray 2\n```\n", other="Text.")
     book.build()
     assert book.build().written == []
-    changed = book.write("handbook/labs/internals/plot_05_bucket_xray.rst", GENERATED.replace("indented", "new"))
+    again = json.dumps(evidence()).replace("indented", "new")
+    changed = book.write("handbook/labs/internals/plot_05_bucket_xray.evidence.json", again)
     later = changed.stat().st_mtime + 5
     os.utime(changed, (later, later))
     built = book.build()
@@ -205,7 +182,7 @@ def test_a_wrong_request_is_told_where_and_what_there_is(book: TinyBook, directi
         ({}, "2 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21"),
         (
             {"stale": True},
-            "2 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21 · stale: the script changed since",
+            "2 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21 · stale: the code changed since",
         ),
         ({"launches": []}, "Some CPU, 2 cores · 2026-11-21"),
         ({"launches": [{**LAUNCH, "ranks": 1}]}, "1 rank · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21"),
@@ -221,9 +198,3 @@ def test_a_wrong_request_is_told_where_and_what_there_is(book: TinyBook, directi
 )
 def test_the_stamp_says_ranks_backend_hardware_versions_and_date(changes: dict, stamp: str) -> None:
     assert stamp_text(evidence(**changes)) == stamp
-
-
-def test_printed_blocks_keep_inner_indentation_and_empty_lines() -> None:
-    text = ".. rst-class:: sphx-glr-script-out\n\n .. code-block:: none\n\n    a\n\n      b\n\n\nProse.\n"
-    assert printed_blocks(text) == ["a\n\n  b"]
-    assert printed_blocks("No output.\n") == []

@@ -27,7 +27,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
 def record(book: TinyBook, values: dict) -> Path:
     launch = {"ranks": 2, "backend": "nccl", "torch": "2.13.0", "gpu": "H200", "gpus": 2}
     kept = {"key": "0", "date": "2026-11-21T07:00:00", "machine": {"cpu": "Some CPU", "cores": 2}}
-    kept |= {"launches": [launch], "values": values, "edition": "here", "stale": False}
+    kept |= {"launches": [launch], "values": values, "blocks": [], "edition": "here", "folder": "", "stale": False}
     return book.write("handbook/labs/internals/plot_05_bucket_sweep.evidence.json", json.dumps(kept))
 
 

@@ -29,7 +29,7 @@ html_theme = "basic"
 
 def setup(app):
     app.add_config_value("labs_edition", "", "env", str)
-    app.add_config_value("labs_default_edition", "here", "env", str)
+    app.add_config_value("labs_default_edition", "base", "env", str)
 """
 
 
