@@ -21,7 +21,7 @@ $(VENV)/pip: pyproject.toml constraints.txt
 
 $(VENV)/book $(VENV)/labs $(VENV)/test: $(VENV)/%: $(VENV)/pip
 	$(VENV)/bin/pip install --quiet -c constraints.txt -e ".[$*]"
-	@touch $@
+	@touch $@ $(if $(filter test,$*),$(VENV)/book $(VENV)/labs)
 
 html: $(call ready,book) ## the book for a browser: _build/html/index.html (EDITION=name renders that edition)
 	$(SPHINX) -b html handbook _build/html

@@ -15,7 +15,7 @@ import pytest
 
 from ddplab.machines import NamespaceError, Nodes
 from ddplab.needs import NotShownHere
-from tools import ROOT, make, missing, need, need_pango
+from tools import ROOT, make, missing, need, need_pango, not_for_readers
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -55,8 +55,11 @@ def pytest_runtest_call(item: pytest.Item):
 
 @pytest.fixture(scope="session")
 def html() -> Path:
-    """The folder of the built web pages, brought up to date once for all tests that read them."""
-    make("html")
+    """The folder of the built web pages, brought up to date once for all tests that read them.
+
+    Built as on a reader's machine, which has neither torch nor what only labs and tests import.
+    """
+    make("html", PYTHONPATH=str(ROOT / "tests" / "reader"), NOT_FOR_READERS=" ".join(not_for_readers()))
     return ROOT / "_build" / "html"
 
 

@@ -7,10 +7,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import psutil
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from ddplab import cli
 from ddplab.grading.ports import free_port  # noqa: F401  (tests ask for it here)
@@ -65,11 +68,16 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return said.err
 
 
-def make(target: str) -> None:
+def make(target: str, **environment: str) -> None:
     """Bring one form of the book up to date, as a user would."""
-    command = ["make", target]
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        ["make", target],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             said, _ = process.communicate(timeout=1800)
@@ -84,3 +92,18 @@ def need_pango() -> None:
 
     if ctypes.util.find_library("pango-1.0") is None:
         missing("Pango is not installed (Debian package: libpango-1.0-0)")
+
+
+def not_for_readers() -> list[str]:
+    """The modules that ``pip install ddplab[book]`` does not bring: torch, and what only labs and tests import."""
+    wanted, waiting = set[tuple[str, str]](), [("ddplab", ""), ("ddplab", "book")]
+    while waiting:
+        name, extra = waiting.pop()
+        wanted.add((name, extra))
+        for requirement in map(Requirement, metadata.requires(name) or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                found = {(canonicalize_name(requirement.name), one) for one in ("", *requirement.extras)}
+                waiting += found - wanted
+    names = {name for name, _ in wanted}
+    brought = metadata.packages_distributions()
+    return sorted(module for module, by in brought.items() if not names & {canonicalize_name(one) for one in by})
