@@ -9,7 +9,7 @@ PARALLEL = -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if
 # What is installed: "book" reads it (no torch), "labs" runs it, "test" has everything.
 ready  = $(if $(findstring $(VENV),$(PY)),$(VENV)/$(1))
 
-.PHONY: help html pdf epub slides anki all live edition test test-all check serve cluster clean torture shake matrix
+.PHONY: help html pdf epub slides anki all live edition test test-all check serve cluster clean torture shake matrix bench
 
 help: ## list the habits
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
@@ -65,6 +65,9 @@ serve: $(call ready,book) ## the book on http://localhost:8000, rebuilt as you w
 
 cluster: $(call ready,test) ## four nodes and a Slurm on this host, until Ctrl-C (Linux; Slurm needs root)
 	$(PY) tests/recipes
+
+bench: $(call ready,book) ## how long each form of the book takes to build here
+	$(PY) tests/bench.py
 
 torture: $(call ready,test) ## 1,000 launches in a row, 1,000 kills of runs that save (about ten minutes)
 	LAUNCHES=1000 $(PY) -m pytest tests/kit/test_launch.py -k many_launches

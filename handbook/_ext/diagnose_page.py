@@ -11,6 +11,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
 
@@ -36,12 +37,22 @@ class Diagnose(SphinxDirective):
             data = page_data(entries())
         except EntryError as error:
             raise Stop(f"diagnose: {error}") from error
-        for path in [FOLDER, *sorted(FOLDER.glob("*.toml"))]:
-            self.env.note_dependency(str(path))
+        for name in _names():
+            self.env.note_dependency(str(FOLDER / name))
+        self.env.metadata[self.env.docname]["diagnose"] = _names()
         # Within a script element only "<" could end the element; the rest of HTML has no meaning there.
         node = diagnose_log(data=json.dumps(data, ensure_ascii=False, sort_keys=True).replace("<", "\\u003c"))
         self.state.nested_parse(self.content, self.content_offset, node)
         return [node]
+
+
+def _names() -> list[str]:
+    return sorted(path.name for path in FOLDER.glob("*.toml"))
+
+
+def with_other_entries(app: Sphinx, env: BuildEnvironment, *_: Any) -> list[str]:
+    """The documents to read again because entries have come or gone; a folder as a dependency is always out of date."""
+    return [name for name, facts in env.metadata.items() if facts.get("diagnose", _names()) != _names()]
 
 
 def visit(self: HTML5Translator, node: nodes.Element) -> None:
@@ -73,4 +84,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_node(diagnose_log, html=(visit, depart))
     app.add_directive("diagnose", Diagnose)
     app.connect("html-page-context", add_script)
+    app.connect("env-get-outdated", with_other_entries)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,52 @@
+"""How long the builds of the book take here, one after the other, in a copy of what is committed: `make bench`."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    """Build each form, and print its seconds as soon as it is there."""
+    with tempfile.TemporaryDirectory(prefix="ddp-bench-") as folder:
+        archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+        subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
+        chapter = Path(folder, "handbook", "idea.md")
+
+        def edit() -> None:
+            chapter.write_text(chapter.read_text(encoding="utf-8") + "\nOne more sentence.\n", encoding="utf-8")
+
+        def seconds(target: str) -> float:
+            # PY: the environment of this checkout; PYTHONPATH: the kit of the copy
+            environment = {**os.environ, "PYTHONPATH": str(Path(folder, "gallery"))}
+            began_s = time.monotonic()
+            command = ["make", target, f"PY={sys.executable}"]
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                sys.exit(f"make {target} failed:\n{(done.stdout + done.stderr)[-3000:]}")
+            return time.monotonic() - began_s
+
+        print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the first build")
+        times = {}
+        for name, target, before in (
+            ("html, from nothing", "html", None),
+            ("html, nothing changed", "html", None),
+            ("html, one chapter edited", "html", edit),
+            ("pdf, with html there", "pdf", None),
+            ("epub, with html there", "epub", None),
+            ("slides, with html there", "slides", None),
+            ("flashcards, with html there", "anki", None),
+        ):
+            if before:
+                before()
+            times[name] = seconds(target)
+            print(f"{name:28}{times[name]:7.1f} s", flush=True)
+        print(f"{'all of them, from nothing':28}{sum(times.values()) - sum(list(times.values())[1:3]):7.1f} s")
+
+
+if __name__ == "__main__":
+    main()
