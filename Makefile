@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     ?= $(VENV)/bin/python
 SPHINX = $(PY) -m sphinx -c . -j auto -d _build/doctrees/book -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
-DECKS  = $(PY) -m sphinx -j auto -d _build/doctrees/slides -W --keep-going
+DECKS  = $(PY) -m sphinx -d _build/doctrees/slides -W --keep-going
 # Tests wait more than they compute: two for each core.
 PARALLEL = -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') * 2 ))
 # What is installed: "book" reads it (no torch), "labs" runs it, "test" has everything.

@@ -13,8 +13,9 @@ _WIDE = 60  # characters; longer lines scroll, at the latest on a phone, so the 
 
 
 def mend_page(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: object) -> None:
-    """Make wide listings focusable, and give the captions of the navigation their level."""
-    context["body"] = _PRE.sub(_focusable, context.get("body", ""))
+    """Make wide listings focusable, give the captions of the navigation their level, and citations no wrong role."""
+    body = context.get("body", "").replace('<div role="list" class="citation-list">', '<div class="citation-list">')
+    context["body"] = _PRE.sub(_focusable, body)
     for name in ("body", "furo_navigation_tree"):
         if name in context:
             context[name] = context[name].replace(' role="heading"', ' role="heading" aria-level="2"')
