@@ -73,11 +73,9 @@ def choose(app: Sphinx) -> None:
 
 def read_shown(lab: Lab) -> dict[str, Any] | None:
     """What an earlier build has shown; None if that file is damaged: it is written again."""
-    from ddplab.recording.edition import read_json
-
     try:
-        return read_json(lab.evidence_file)
-    except DamagedError:
+        return labs.read_json(lab.evidence_file)
+    except Stop:
         return None
 
 
