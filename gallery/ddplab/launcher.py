@@ -33,7 +33,7 @@ from . import evidence
 from .rank import STACK_SIGNAL, Job, run_rank, worker_frames
 
 # A rank whose peer died reports its broken connection, often before the parent sees the death itself.
-_CONSEQUENCE = re.compile(r"Connection (closed|reset|refused)|Broken pipe|Socket closed")
+_CONSEQUENCE = re.compile(r"Connection (closed|reset|refused|was likely closed)|Broken pipe|Socket closed")
 # gloo prints this to stdout, once per rank and process group.
 _CHATTER = re.compile(r"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks.*\n?", re.MULTILINE)
 _FORKSERVER = multiprocessing.get_context("forkserver")

@@ -211,11 +211,12 @@ def test_a_second_save_before_the_end_of_the_first(tmp_path):
     waited, overtaken = tmp_path / "waited", tmp_path / "overtaken"
     in_turn, at_once = side_by_side(
         lambda: launch(worker, 2, waited, True),
-        lambda: launch(worker, 2, overtaken, False),
+        lambda: postmortem(worker, 2, overtaken, False, timeout_s=3 * WAIT_S),
     )
     assert in_turn == [["NoneType"] * 2] * 2
     assert launch(lambda: [load(waited / str(step))["a"] for step in (1, 2)], 2) == [[1, 2]] * 2
-    assert at_once == [["RuntimeError"] * 2] * 2
+    for end in at_once:  # gloo may see that the sizes differ before the time is up: then it aborts the rank
+        assert end.value == ["RuntimeError"] * 2 or end.error == "was killed by SIGABRT", str(end)
     assert not list(overtaken.glob("*/.metadata"))
 
 

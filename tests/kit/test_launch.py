@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddplab import LaunchError, launch, record
+from ddplab import LaunchError, launch, launcher, record
 from tools import ended, wait_until
 
 HERE = "value from the test module"
@@ -96,6 +96,24 @@ def test_blames_the_rank_that_died_not_the_one_that_lost_its_connection(how, sai
         launch(worker, 2)
     assert "last words" in str(caught.value)
     assert not left_over()
+
+
+def test_blames_rank_0_not_the_one_that_lost_its_store_first(monkeypatch, tmp_path):
+    def worker(lost):
+        if dist.get_rank() == 1:
+            try:
+                dist.distributed_c10d._get_default_store().get("nobody sets it")
+            finally:
+                lost.touch()
+        dist.destroy_process_group()
+        gc.collect()  # the store ends with its last name
+        while not lost.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(launcher, "_GRACE_S", 10)
+    with pytest.raises(LaunchError, match="rank 0 was killed by SIGKILL before its worker returned"):
+        launch(worker, 2, tmp_path / "lost")
 
 
 def test_a_hang_ends_at_the_time_bound_and_says_where_each_rank_is(tmp_path):
