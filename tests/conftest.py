@@ -6,7 +6,9 @@ What only some tests need (playwright, xdist) is imported where it is used: a cl
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What torch, torchrun and others leave in the folder for temporary files goes with the tests."""
+    if hasattr(config, "workerinput"):
+        return  # a process of xdist inherits the folder
+    before = tempfile.gettempdir()
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", before)  # pytest's own folders stay, for who looks into a failure
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="ddplab-tests-")
+
+    def put_back() -> None:
+        shutil.rmtree(tempfile.tempdir, ignore_errors=True)
+        os.environ["TMPDIR"] = tempfile.tempdir = before
+
+    config.add_cleanup(put_back)
 
 
 @pytest.hookimpl(optionalhook=True)  # there is none without xdist
