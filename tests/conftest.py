@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     before = tempfile.gettempdir()
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", before)  # pytest's own folders stay, for who looks into a failure
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="ddplab-tests-")
-
-    def put_back() -> None:
-        shutil.rmtree(tempfile.tempdir, ignore_errors=True)
-        os.environ["TMPDIR"] = tempfile.tempdir = before
-
-    config.add_cleanup(put_back)
+    # Behind multiprocessing's own folder in it, whose end has the priority -100.
+    Finalize(None, shutil.rmtree, args=(tempfile.tempdir, True), exitpriority=-200)
 
 
 @pytest.hookimpl(optionalhook=True)  # there is none without xdist

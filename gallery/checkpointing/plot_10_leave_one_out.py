@@ -160,7 +160,8 @@ for name, (_, apart, evaluation) in ranks[0].items():
     assert (first == 0) == (name in ("nothing", "buffers", "optimizer", "scheduler", "scaler"))
     if name != "nothing":
         record(**{name.replace(" ", "_"): apart[-1], f"{name.replace(' ', '_')}_loss": first})
-assert scales[0] == scales[1] < 2.0**22
+assert ranks[0]["rng of rank 0"][0] == 0 < ranks[1]["rng of rank 0"][0]
+assert scales[0] == scales[1] < 2.0**22  # in fp16 steps were skipped
 record(steps=STEPS - SAVED, scale=scales[0], buffers_evaluation=ranks[0]["buffers"][2])
 
 # %%

@@ -137,7 +137,8 @@ for side in saved:
 assert entries["DDP 1"] == entries["DDP 4"] < entries["FSDP2 4"]
 dcp_to_torch_save(Path(store.name, "FSDP2 4"), f"{store.name}/converted.pt")
 converted, wanted = (
-    flat(torch.load(f"{store.name}/{f}.pt")) for f in ("converted", "FSDP2 4")
+    flat(torch.load(f"{store.name}/{f}.pt", weights_only=True))
+    for f in ("converted", "FSDP2 4")
 )
 assert converted.keys() == wanted.keys()
 assert all(same(converted[k], wanted[k]) for k in wanted)

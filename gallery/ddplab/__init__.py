@@ -4,7 +4,6 @@ This file only re-exports, so that a script which imports one name depends on on
 (editions re-execute exactly the scripts whose imports changed).
 """
 
-from .evidence import proves as proves
 from .evidence import record as record
 from .launcher import LaunchError as LaunchError
 from .launcher import launch as launch

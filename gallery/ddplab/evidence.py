@@ -1,4 +1,4 @@
-"""What a script leaves as evidence while an edition is recorded: its values, its launches, what it proves and reads.
+"""What a script leaves as evidence while an edition is recorded: its values, its launches, the data that it reads.
 
 Only the standard library is used here: the book reads evidence without importing torch.
 """
@@ -41,20 +41,6 @@ def record(unit: str = "", **values: float | int | str) -> None:
             kept["values"][name] = {"value": value, "unit": unit}
 
 
-def proves(claim: str) -> None:
-    """Say in a lab that what it has asserted so far shows the claim of this id.
-
-    The book's build finds the call, so the id must be written as a string.
-
-    Raises:
-        ValueError: the lab has proved this claim before.
-    """
-    with _Current() as kept:
-        if claim in kept["proves"]:
-            raise ValueError(f"proves: {claim!r} was proved before in this script")
-        kept["proves"].append(claim)
-
-
 def note_launch(nproc: int, facts: dict[str, Any]) -> None:
     """Keep how many ranks ran on what, and how often: the stamp below the output says so."""
     launch = {"ranks": nproc, **facts}
@@ -70,7 +56,7 @@ def begin(path: Path) -> None:
     """Start an evidence file, and make it the current one."""
     global _reads
     os.environ[_WHERE] = str(path)
-    write_json(path, {"launches": [], "values": {}, "proves": []})
+    write_json(path, {"launches": [], "values": {}})
     if _reads is None:
         sys.addaudithook(_note_read)
     _reads = set()
@@ -155,7 +141,7 @@ class _Current:
         _lock.acquire()
         where = os.environ.get(_WHERE)
         self.path = Path(where) if where else None
-        self.kept = json.loads(self.path.read_text()) if self.path else {"values": {}, "launches": [], "proves": []}
+        self.kept = json.loads(self.path.read_text()) if self.path else {"values": {}, "launches": []}
         return self.kept
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

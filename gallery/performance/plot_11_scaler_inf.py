@@ -80,6 +80,8 @@ def show(name, ranks):
         (step, after, _), last = rows[BAD_STEP], rows[-1]
         text = f"step {BAD_STEP} {step:7}  scale {rows[BAD_STEP - 1][1]:5.0f} → {after:5.0f}"
         print(f"  rank {rank} │ {text}   at the end: scale {last[1]:5.0f}")
+    halved = [rows[BAD_STEP][1] * 2 == rows[BAD_STEP - 1][1] for rows in ranks]
+    assert halved == [rows[BAD_STEP][0] == "skipped" for rows in ranks]
     apart = gap([rows[-1][2] for rows in ranks])
     print(f"  weights of the ranks at the end are {apart:.1e} apart")
     return [rows[BAD_STEP][0] for rows in ranks], apart

@@ -55,28 +55,6 @@ def test_a_collective_has_the_timeout_of_its_group_and_a_new_group_that_of_the_b
     assert "Timed out" not in raised[1]
 
 
-@proves("tool-monitored-barrier")
-def test_monitored_barrier_names_who_is_missing_and_a_barrier_does_not():
-    """Of four ranks, two never come: rank 0 names the first of them, or both; a plain barrier names nobody."""
-
-    def worker(kind):
-        group = dist.new_group(backend="gloo", timeout=seconds(1))
-        if dist.get_rank() in (1, 3):
-            return
-        if kind == "barrier":
-            dist.barrier(group)
-        else:
-            dist.monitored_barrier(group, timeout=seconds(1), wait_all_ranks=kind == "all")
-
-    cases = (("barrier", None), ("first", "Rank 1 failed"), ("all", "Ranks 1, 3 failed"))
-    runs = side_by_side(*(partial(postmortem, worker, 4, kind) for kind, _ in cases))
-    for (_, named), endings in zip(cases, runs, strict=True):
-        assert [e.how for e in endings] == ["raised", "returned", "raised", "returned"], report(endings)
-        words = endings[0].error
-        assert named in words if named else "rank" not in words.lower()
-        assert ("check rank 0 logs" in endings[2].error) == bool(named)
-
-
 @proves("tool-debug-detail")
 def test_detail_names_both_collectives_on_every_rank_unless_their_fingerprints_are_equal():
     """All ranks name a mismatch in size under DETAIL, none under OFF and INFO; nobody an equal-size swap."""

@@ -6,8 +6,6 @@ import pickle
 import signal
 import threading
 import time
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from proof import proves, side_by_side
 from torch import nn
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -370,43 +367,6 @@ def test_metadata_is_unpickled_without_a_check(tmp_path):
     assert [path.exists() for path in written] == [True, True, False]
 
 
-@proves("ckpt-dcp-reshards")
-def test_every_world_size_into_every_other(tmp_path):
-    """DDP and FSDP2, saved by 1 to 4 ranks, read by 1 to 3: weights and Adam's states, bit for bit."""
-
-    def write(folder):
-        for wrapper in "DDP", "FSDP2":
-            model, optimizer = build(wrapper)
-            train(model, optimizer)
-            path = f"{folder}/{wrapper}-{dist.get_world_size()}"
-            dcp.save(state_of(model, optimizer), checkpoint_id=path)
-            whole = state_of(model, optimizer, whole=True)
-            if dist.get_rank() == 0:
-                torch.save(whole, f"{path}.pt")
-
-    def read(folder):
-        cells = []
-        for wrapper in "DDP", "FSDP2":
-            model, optimizer = build(wrapper, seed=99)
-            for path in sorted(path for path in folder.iterdir() if path.is_dir()):
-                state = state_of(model, optimizer)
-                for tensor in filter(torch.is_tensor, flat(state).values()):
-                    tensor.detach().fill_(-1)
-                dcp.load(state, checkpoint_id=path)
-                set_state_dict(
-                    model,
-                    optimizer,
-                    model_state_dict=state["model"],
-                    optim_state_dict=state["optimizer"],
-                )
-                cells.append(equal(state_of(model, optimizer, whole=True), torch.load(f"{path}.pt")))
-        return cells
-
-    side_by_side(*(partial(launch, write, ranks, tmp_path) for ranks in (1, 2, 3, 4)))
-    for found in side_by_side(*(partial(launch, read, ranks, tmp_path) for ranks in (1, 2, 3))):
-        assert found == [[True] * 16] * len(found)
-
-
 @proves("ckpt-ddp-fsdp2-names")
 def test_names_do_not_depend_on_the_wrapper(tmp_path):
     """``get_state_dict`` against the wrappers' own ``state_dict``, and a load across wrappers with the latter."""
@@ -551,18 +511,3 @@ def test_a_reader_gets_what_it_names(tmp_path):
         assert "Size mismatch" in shape
         assert kind == (["a"], torch.float64, 1.0)
         assert fewer == (["a"], torch.float32, 1.0)
-
-
-@proves("ckpt-dcp-to-one-file")
-def test_one_file_of_a_directory(tmp_path):
-    """Three ranks of FSDP2 save; one process without a group converts and loads with weights_only."""
-
-    def write(path):
-        model, optimizer = build("FSDP2")
-        train(model, optimizer)
-        dcp.save(state_of(model, optimizer), checkpoint_id=path)
-        return state_of(model, optimizer, whole=True)
-
-    whole = launch(write, 3, tmp_path / "saved")[0]
-    dcp_to_torch_save(tmp_path / "saved", Path(tmp_path, "one.pt"))
-    assert equal(torch.load(tmp_path / "one.pt", weights_only=True), whole)

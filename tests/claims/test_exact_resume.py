@@ -131,66 +131,6 @@ def test_a_resumed_run_is_the_uninterrupted_run(tmp_path):
 # -- leave one out -------------------------------------------------------------------------------------
 
 
-def left_out():
-    """A run on two ranks, resumed without one part: (first loss off, weights off after each step, evaluation off)."""
-
-    def finish(run):
-        seen = run.train(STEPS)
-        run.model.eval()
-        with torch.no_grad():
-            return seen, run.loss(slice(None)).item()
-
-    whole = Training(torch.float16)
-    whole.train(SAVED)
-    saved = whole.facts()
-    rngs = [None] * dist.get_world_size()
-    dist.all_gather_object(rngs, saved["rng"])
-    seen, evaluated = finish(whole)
-    buffers = {name for name, _ in whole.model.named_buffers()}
-    rows = {}
-    for out in ("nothing", "weights", "buffers", "optimizer", "scheduler", "scaler", "rng", "rng of each rank", "step"):
-        run, parts = Training(torch.float16), copy.deepcopy(saved)
-        dropped = {"weights": parts["model"].keys() - buffers, "buffers": buffers}.get(out, set())
-        run.model.load_state_dict({k: v for k, v in parts["model"].items() if k not in dropped}, strict=False)
-        for name in {"optimizer", "scheduler", "scaler"} - {out}:
-            getattr(run, name).load_state_dict(parts[name])
-        run.step = 0 if out == "step" else parts["step"]
-        if out != "rng":
-            torch.set_rng_state(rngs[0] if out == "rng of each rank" else parts["rng"])
-        other, other_evaluated = finish(run)  # without the step it is longer, and begins with the first batches again
-        apart = [off(mine, others) for (_, mine), (_, others) in zip(seen, other[: len(seen)], strict=True)]
-        rows[out] = abs(seen[0][0][0] - other[0][0][0]), apart, abs(evaluated - other_evaluated)
-    return rows
-
-
-@proves("ckpt-leave-one-out")
-def test_each_part_leaves_a_trace():
-    """Nothing left out: zero everywhere. One part left out: something differs; buffers show in the evaluation only."""
-    for rows in launch(left_out, 2):
-        first, apart, evaluation = rows.pop("nothing")
-        assert (first, max(apart), evaluation) == (0, 0, 0)
-        assert max(rows["buffers"][1]) == 0 < rows.pop("buffers")[2]
-        assert all(apart[-1] > 0 for _, apart, _ in rows.values())
-
-
-@proves("ckpt-first-loss-proves-little")
-def test_the_first_loss_is_right_without_optimizer_scheduler_or_scaler():
-    """The state of these three acts behind the first loss."""
-    for rows in launch(left_out, 2):
-        for name in ("optimizer", "scheduler", "scaler"):
-            assert rows[name][0] == 0 < rows[name][1][-1]
-        assert rows["weights"][0] > 0
-
-
-@proves("ckpt-rng-of-each-rank")
-def test_random_numbers_of_rank_0_are_not_those_of_rank_1():
-    """Restored everywhere, rank 0's generator gives rank 0 the right first loss, and rank 1 another one."""
-    zero, one = (rows["rng of each rank"] for rows in launch(left_out, 2))
-    assert zero[0] == 0 < one[0]
-    assert zero[1] == one[1]  # the weights are wrong on both ranks alike
-    assert zero[1][0] > 0
-
-
 @proves("ckpt-loader-draws-a-seed")
 def test_an_iterator_of_a_data_loader_takes_a_random_number(tmp_path):
     """Begun behind the load it moves the generator; begun before it, or with a generator of its own, it does not."""

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import LaunchError, device, launch
-from ddplab.gaps import flat_gradients, flat_weights, gap
+from ddplab.gaps import flat_gradients
 from ddplab.postmortem import postmortem
 from ddplab.torch_private import flight_records
 
@@ -54,115 +54,6 @@ def test_a_trace_holds_the_active_steps_and_no_others(tmp_path):
             steps = {e["name"] for e in events if str(e.get("name")).startswith("ProfilerStep#")}
             kept.append(sorted(int(name[13:]) for name in steps))
         assert kept == [[4, 5], [8, 9]]
-
-
-def most_held(views):
-    """Largest number of bytes in gradients and buckets during a warm backward; all gradients, the largest one."""
-    model, buckets, seen = DDP(network(4), bucket_cap_mb=0.02, gradient_as_bucket_view=views), {}, []
-
-    def hook(state, bucket):
-        buckets[bucket.index()] = bucket.buffer()
-        return averaged(bucket)
-
-    def note(_):
-        tensors = [*buckets.values(), *(p.grad for p in model.parameters() if p.grad is not None)]
-        storages = (t.untyped_storage() for t in tensors)
-        seen.append(sum({s.data_ptr(): s.nbytes() for s in storages}.values()))
-
-    model.register_comm_hook(None, hook)
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(note)
-    for step in range(4):
-        if step < 2:
-            buckets.clear()
-        seen.clear()
-        model.zero_grad()
-        model(torch.ones(2, 64, device=device())).sum().backward()
-    sizes = [p.nbytes for p in model.parameters()]
-    return max(seen), sum(sizes), max(sizes)
-
-
-@proves("perf-views-peak")
-def test_views_hold_one_copy_and_the_largest_fresh_gradient():
-    """Storages are counted at every gradient of a warm backward, with and without views."""
-    for most, gradients, _ in launch(most_held, 2, False):
-        assert most == 2 * gradients
-    for most, gradients, largest in launch(most_held, 2, True):
-        assert most == gradients + largest
-
-
-@proves("perf-views-overwrite")
-def test_a_kept_gradient_changes_with_the_next_step():
-    """The gradient kept from one step holds the next step's numbers with views, and its own without."""
-
-    def worker(views):
-        model, kept = DDP(nn.Linear(2, 1).to(device()), gradient_as_bucket_view=views), []
-        for value in (1.0, 1.0, 3.0):
-            model.zero_grad()
-            model(torch.full((1, 2), value, device=device())).sum().backward()
-            kept.append(model.module.weight.grad)
-        return [grad[0, 0].item() for grad in kept[1:]]
-
-    assert launch(worker, 2, True) == [[3.0, 3.0]] * 2
-    assert launch(worker, 2, False) == [[1.0, 3.0]] * 2
-
-
-def fp16_step(where, ranks=3):
-    """One scaled step of three ranks with an inf on rank 1; per rank: taken or not, new scale, weights."""
-
-    def worker():
-        torch.manual_seed(0)
-        model = DDP(nn.Linear(8, 2).to(device()))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler(device().type, init_scale=1024.0)
-        before, mine = flat_weights(model), dist.get_rank() == 1
-        x = torch.full((4, 8), 3e4 if mine and where == "before" else 1.0, device=device())
-        with torch.autocast(device().type, dtype=torch.float16):
-            loss = model(x).float().square().mean()
-        scaler.scale(loss).backward()
-        if mine and where == "behind":
-            model.module.weight.grad[0, 0] = torch.inf
-        scaler.step(optimizer)
-        scaler.update()
-        return not torch.equal(before, flat_weights(model)), scaler.get_scale(), flat_weights(model)
-
-    return launch(worker, ranks)
-
-
-@proves("perf-inf-before-the-sync")
-def test_an_overflow_in_one_ranks_batch_makes_all_ranks_skip():
-    """All three ranks leave the step out and halve the scale; without the overflow all take it."""
-    assert [result[:2] for result in fp16_step("before")] == [(False, 512.0)] * 3
-    assert [result[:2] for result in fp16_step("nowhere")] == [(True, 1024.0)] * 3
-
-
-@proves("perf-inf-behind-the-sync")
-def test_an_inf_that_comes_after_backward_splits_the_ranks():
-    """Only the rank that has it skips and halves its scale, and nothing raises."""
-    results = fp16_step("behind")
-    assert [result[:2] for result in results] == [(True, 1024.0), (False, 512.0), (True, 1024.0)]
-    assert gap([weights for *_, weights in results]) > 0
-
-
-@proves("perf-clip-behind-unscale")
-def test_a_clip_before_unscale_cuts_to_the_bound_divided_by_the_scale():
-    """The gradient of the step has norm 1 in the right order, and 1/1024 in the wrong one, on every rank."""
-
-    def worker(unscale_first):
-        torch.manual_seed(0)
-        model = DDP(nn.Linear(8, 2).to(device()))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        scaler = torch.amp.GradScaler(device().type, init_scale=1024.0)
-        scaler.scale((model(torch.ones(4, 8, device=device())) - 9).square().mean()).backward()
-        if unscale_first:
-            scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        before = flat_weights(model)
-        scaler.step(optimizer)
-        return (flat_weights(model) - before).norm().item()
-
-    for first, norm in ((True, 1.0), (False, 1 / 1024)):
-        assert launch(worker, 2, first) == pytest.approx([norm] * 2, rel=1e-3)
 
 
 @proves("perf-bf16-hook-by-name")
@@ -261,58 +152,6 @@ def test_powersgd_with_several_buckets_does_not_finish_on_gloo():
     )
     assert {e.how for e in one} == {"returned"}
     assert {e.how for e in six} != {"returned"}
-
-
-class Stack(nn.Module):
-    """Four layers of 1 MiB each; a bare nn.Sequential would not be captured."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(4))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-@proves("perf-compiled-buckets-leave-early")
-def test_a_bucket_of_a_compiled_model_leaves_when_its_graph_ends():
-    """Ends of graphs and launches of buckets take turns when split; as one graph all launches come behind its end."""
-
-    def order(split):
-        from torch._dynamo.backends.common import aot_autograd
-
-        from ddplab.torch_private import set_ddp_optimizer
-
-        torch.compiler.reset()
-        set_ddp_optimizer(split)
-        log = []
-
-        def noted(graph, inputs):
-            def backward(*tensors):
-                gradients = graph.forward(*tensors)
-                log.append("graph")
-                return gradients
-
-            return backward
-
-        def hook(state, bucket):
-            log.append("bucket")
-            return averaged(bucket)
-
-        model = DDP(Stack().to(device()), bucket_cap_mb=1)
-        model.register_comm_hook(None, hook)
-        backend = aot_autograd(fw_compiler=lambda graph, _: graph.forward, bw_compiler=noted)
-        compiled = torch.compile(model, backend=backend)
-        for _ in range(4):
-            log.clear()
-            compiled(torch.ones(2, 512, device=device())).sum().backward()
-        return log
-
-    for split, whole in launch(lambda: (order(True), order(False)), 2):
-        assert split == ["graph", "bucket"] * 4
-        assert whole == ["graph"] + ["bucket"] * 4
 
 
 @proves("perf-everyone-waits-for-the-last")

@@ -247,13 +247,6 @@ def test_record_alone_keeps_nothing(monkeypatch):
     evidence.record(gap=1)
 
 
-def test_a_lab_says_which_claims_it_proves(recording):
-    evidence.proves("one")
-    with pytest.raises(ValueError, match="'one' was proved before"):
-        evidence.proves("one")
-    assert json.loads(recording.read_text())["proves"] == ["one"]
-
-
 def test_launches_that_are_alike_are_counted(recording):
     for ranks in (2, 2, 4):
         evidence.note_launch(ranks, {"backend": "gloo"})

@@ -20,7 +20,8 @@ from ..evidence import write_json
 from .script import code_blocks
 
 KIT = Path(__file__).parents[1]
-_NAME = re.compile(r"[\w-]{1,60}(\.\w{1,6})?")  # what may be the name of a file or an exercise
+# What may be the name of a file or an exercise, or a lab as a claim's test names it.
+_NAME = re.compile(r"[\w-]{1,60}(\.\w{1,6})?|[a-z_]+/plot_\w+\.py")
 
 
 def lab_key(script: Path, read: Iterable[str] = ()) -> str:
@@ -287,9 +288,10 @@ def _imports(path: Path, tree: ast.Module) -> set[Path]:
 
 
 def _named(path: Path, names: frozenset[str]) -> set[Path]:
-    """The files that strings name: data beside the file, a recipe, or an exercise with all that grades it."""
+    """The files that strings name: data beside the file, a lab, a recipe, or an exercise with all that grades it."""
     recipes, exercises = KIT.parent / "recipes", KIT.parent / "exercises"
     found = {recipes / name for name in names & _files(recipes)}
+    found |= {KIT.parent / name for name in names if "/plot_" in name}
     for name in names & _folders(exercises):
         found |= {*(exercises / name).glob("*.py"), KIT / "cli_grade.py"}
     found |= {path.parent / name for name in names & _files(path.parent) if not name.endswith(".py")}
