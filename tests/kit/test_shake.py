@@ -11,7 +11,7 @@ import pytest
 from tools import ROOT
 
 TESTS = """
-import os, time
+import os, signal, time
 from pathlib import Path
 
 from ddplab import launch
@@ -21,13 +21,14 @@ HERE = Path(__file__).parent
 
 def test_ranks_stand_still():
     def worker():
-        until, longest_s, before_s = time.monotonic() + 60, 0.0, time.monotonic()
-        while time.monotonic() < until and longest_s < 0.1:
-            longest_s, before_s = max(longest_s, time.monotonic() - before_s), time.monotonic()
-        return longest_s
+        until, continued = time.monotonic() + 60, []
+        signal.signal(signal.SIGCONT, lambda *_: continued.append(True))
+        while time.monotonic() < until and not continued:
+            time.sleep(0.01)
+        return len(continued)
 
     (HERE / "pid").write_text(str(os.getpid()))
-    assert min(launch(worker, 2)) >= 0.1
+    assert min(launch(worker, 2)) >= 1
 
 
 def test_that_fails():
@@ -48,5 +49,5 @@ def test_ranks_are_stopped_and_continued(tmp_path):
     first, *_, last = done.stdout.splitlines()
     assert first == "shake: seed 7, stops of up to 0.5 s"
     stops, ranks = map(int, re.fullmatch(r"shake: seed 7, (\d+) stops of (\d+) ranks", last).groups())
-    assert stops >= ranks == 2
+    assert stops >= ranks >= 2
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
