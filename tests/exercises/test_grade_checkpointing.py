@@ -5,7 +5,7 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from graded import asked_for, first_failure, heard_each, passes_all, teaches, text_of, tiered
+from graded import asked_for, first_failure, heard_each, teaches, text_of, tiered
 
 from ddplab import launch
 from ddplab.grading import checks
@@ -429,11 +429,6 @@ RIGHT = {
     (ATOMIC, "the book's manager"): [(LOADS, LOADS + MANAGER)],
 }
 
-STARTER = {
-    EXACT: "first after the stop at 6) was made with the samples|the first batch of this epoch",
-    ATOMIC: "After steps 8, 9, 10 were saved `load_latest` returned the state of step 9. As text, 10 comes before 8",
-}
-
 # Files that end, stop or part the ranks: (exercise, edits, words of the message)
 MISBEHAVES = {
     "hangs": (ATOMIC, [(LOADS, LOADS + "\n\ndef load_latest(folder):\n    while 1: pass\n")], "still ran after 4 s"),
@@ -470,18 +465,6 @@ def test_a_wrong_solution_hears_why(key, said):
 @pytest.mark.parametrize("key", tiered([*((name, "solution") for name in NAMES), *RIGHT], often=1))
 def test_a_right_solution_passes(key, said):
     assert said[key] == ""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", NAMES)
-def test_the_solution_passes_in_ranks_of_its_own(name):
-    assert passes_all(name, EXERCISES / name / "solution.py")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", NAMES)
-def test_the_starter_fails(name, tmp_path):
-    teaches(first_failure(name, tmp_path, text_of(name, file="starter")), STARTER[name])
 
 
 @pytest.mark.full

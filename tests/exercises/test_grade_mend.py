@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from graded import asked_for, first_failure, heard_each, passes_all, teaches, text_of, tiered
+from graded import asked_for, first_failure, heard_each, teaches, text_of, tiered
 
 from ddplab.grading.exercises import EXERCISES, section
 
@@ -337,15 +337,6 @@ RIGHT = {
     (BRANCH, "adds zero"): [("        return out\n", "        return out + 0 * (self.night(h) + self.day(h))\n")],
 }
 
-STARTER = {
-    HANG: OUT_OF_STEP,
-    STOP: OUT_OF_STEP,
-    RESUME: "nothing of the checkpoint was loaded into it|strict=False",
-    NAN: OUT_OF_STEP,
-    BRANCH: "Expected to have finished reduction in the prior iteration|left a parameter out",
-}
-
-
 # Those whose ranks end, raise or diverge; a few of them are enough for every change.
 ALONE = [
     (HANG, "a longer timeout"),
@@ -393,18 +384,6 @@ def test_one_that_ends_or_parts_the_ranks_hears_why(key, tmp_path):
 @pytest.mark.parametrize("key", tiered([*((name, "solution") for name in NAMES), *RIGHT], often=1))
 def test_a_right_repair_passes(key, said):
     assert said[key] == ""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", NAMES)
-def test_the_solution_passes_in_ranks_of_its_own(name):
-    assert passes_all(name, EXERCISES / name / "solution.py")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", NAMES)
-def test_the_starter_fails(name, tmp_path):
-    teaches(first_failure(name, tmp_path, text_of(name, file="starter")), STARTER[name])
 
 
 @pytest.mark.parametrize("name", NAMES)

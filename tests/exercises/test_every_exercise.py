@@ -1,0 +1,37 @@
+"""What holds for every exercise: its solution passes, and its starter hears what to do first."""
+
+import pytest
+from graded import first_failure, passes_all, teaches, text_of
+
+from ddplab.grading.exercises import EXERCISES
+
+OUT_OF_STEP = "The ranks are out of step|was done. Every rank must make the same collective calls"
+STARTER = {
+    "bucketed-overlap": "Nothing to grade yet: `assign` (mine.py:",
+    "choose-buckets": "Nothing to grade yet: `choose_cap_mib` (mine.py:",
+    "distributed-training-script": "Nothing to grade yet: `setup_ddp` (mine.py:",
+    "make-resume-exact": "first after the stop at 6) was made with the samples|the first batch of this epoch",
+    "make-save-atomic": "After steps 8, 9, 10 were saved `load_latest` returned the state of step 9. As text, 10 comes",
+    "mend-accumulation": "rank 0 made 6. That is one per micro-batch",
+    "mend-early-stop": OUT_OF_STEP,
+    "mend-frozen-branch": "Expected to have finished reduction in the prior iteration|left a parameter out",
+    "mend-hang-at-epoch-end": OUT_OF_STEP,
+    "mend-nan": OUT_OF_STEP,
+    "mend-resume": "nothing of the checkpoint was loaded into it|strict=False",
+    "no-sync": "Nothing to grade yet: `no_sync` (mine.py:",
+    "predict-u-curve": "Nothing to grade yet: `step_seconds` (mine.py:",
+    "sync-gradients": "Nothing to grade yet: `sync_gradients` (mine.py:",
+}
+EACH = pytest.mark.parametrize("name", sorted(path.parent.name for path in EXERCISES.glob("*/starter.py")))
+
+
+@pytest.mark.full  # most pass for every change in the file of their exercise, beside wrong ones
+@EACH
+def test_the_solution_passes_in_ranks_of_its_own(name):
+    assert passes_all(name, EXERCISES / name / "solution.py")
+
+
+@pytest.mark.full
+@EACH
+def test_the_starter_hears_what_to_do_first(name, tmp_path):
+    teaches(first_failure(name, tmp_path, text_of(name, file="starter")), STARTER[name])
