@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplab import device, launch
+from ddplab import checkpoint, device, launch
 from ddplab.checkpoint import CheckpointError, CheckpointManager
 from ddplab.launcher import LaunchError
 from tools import missing
@@ -447,7 +447,7 @@ class Hostile:
         return (os.mkdir, (self.path,))
 
 
-def test_a_hostile_pickle(tmp_path):
+def test_a_hostile_pickle(tmp_path, monkeypatch):
     """Its checksum is right, since whoever wrote it could compute one; it is named, and nothing of it runs."""
     manager = saved(tmp_path, 1)
     trap, path = tmp_path / "trap", tmp_path / "step-00000002.pt"
@@ -463,6 +463,10 @@ def test_a_hostile_pickle(tmp_path):
         path.write_bytes(content + f"\nsha256 {hashlib.sha256(content).hexdigest()}\n".encode())
         with pytest.raises(CheckpointError, match=message):
             manager.load(simple())
+        with monkeypatch.context() as without:
+            without.setattr(checkpoint, "_refuse_code", lambda path: None)
+            with pytest.raises(CheckpointError, match="cannot be read"):  # torch refuses it, too
+                manager.load(simple())
         assert not trap.exists()
     assert manager.load(step=1)["step"] == 1
     pickle.loads(raw)

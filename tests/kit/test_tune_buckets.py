@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from ddplab import cli, launch, tuning
+from ddplab import cli, cli_tune_buckets, launch, tuning
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ddplab.cli_tune_buckets import as_text
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
@@ -343,6 +343,8 @@ def test_the_command_measures_writes_and_draws(module, capsys, tmp_path):
     assert err == ""
     drawn = path.read_text()
     assert all(text in drawn for text in ("bucket_cap_mb (MiB)", "default, measured", "predicted"))
+    cli_tune_buckets.draw(found)[0].savefig(tmp_path / "caps.png")
+    assert (tmp_path / "caps.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_help_shows_the_contract(capsys):
