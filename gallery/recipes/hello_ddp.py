@@ -1,15 +1,15 @@
 """The smallest complete DDP program: torchrun --standalone --nproc-per-node 2 hello_ddp.py"""
 
-import atexit
 import os
 import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the group: its functions would keep the one they find
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main() -> list:
+def main() -> dist.ProcessGroup:
     """Take one step on this rank's share of the data and say what became of the model."""
     # Rank, world size and where to meet come from the variables that torchrun has set.
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -33,13 +33,11 @@ def main() -> list:
     )
     sys.stdout.write(said)  # in one piece; print() writes the end of the line by itself
     sys.stdout.flush()
-    kept = [dist.barrier(async_op=True), dist.group.WORLD]
-    kept[0].wait()  # leave together
+    dist.barrier()  # leave together
+    group = dist.group.WORLD
     dist.destroy_process_group()
-    return kept
+    return group  # the last to let go of it is nobody who holds Python's lock, as DDP would
 
 
 if __name__ == "__main__":
-    # Kept until nothing else is: if gloo's thread drops the last work while Python ends, or
-    # DDP drops the group, a rank can abort or hang after all is done (seen with torch 2.13).
-    atexit.register(main().clear)
+    main()

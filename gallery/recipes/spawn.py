@@ -13,8 +13,6 @@ import sys
 
 from torch import multiprocessing as mp
 
-KEPT: list[object] = []  # the program's variables, until Python ends: see hello_ddp.py
-
 
 def run(local_rank: int, nproc: int, port: int, command: list[str]) -> None:
     """Set the variables that init_process_group reads, then be the program."""
@@ -29,11 +27,7 @@ def run(local_rank: int, nproc: int, port: int, command: list[str]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # else each process takes all cores
     sys.argv = command
     sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
-    try:
-        KEPT.append(runpy.run_path(command[0], run_name="__main__"))
-    except SystemExit as end:
-        KEPT.append(end)
-        raise
+    runpy.run_path(command[0], run_name="__main__")
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ except ImportError:  # the kit is not installed
 
 REFUSED, SAVED = 2, 75  # 75 is EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
 signals = []  # SIGTERM and SIGUSR1 as they come; torchrun sends each twice
-kept = []  # the last work and the group, until all else is gone: see leave()
+kept = []  # the group, until all else is gone: see leave()
 
 
 def setup_ddp():
@@ -70,8 +70,7 @@ def say(text, file=None, end="\n"):
 
 def leave(code):
     """End the program, on all ranks together."""
-    kept.append(dist.all_reduce(torch.zeros(1), async_op=True))
-    kept[0].wait()
+    dist.all_reduce(torch.zeros(1))
     # gloo's threads may still have something to drop, for which they need Python's lock. The
     # group waits for them when it goes: not in the hands of DDP, which would hold that lock.
     kept.append(dist.group.WORLD)

@@ -377,3 +377,40 @@ def test_a_group_has_its_own_timeout():
         return sum_over_ranks()
 
     assert launch(late, 2, init=False) == [3, 3]
+
+
+OUTLIVED = """
+import sys
+import torch, torch.distributed as dist
+from pathlib import Path
+from torch.nn.parallel import DistributedDataParallel
+
+def gloo_threads():
+    names = [task.read_text() for task in Path("/proc/self/task").glob("*/comm")]
+    return sum("gloo" in name for name in names)
+
+def step():
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
+
+if sys.argv[1] == "before":
+    import torch.distributed.nn
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+step()
+during = gloo_threads()
+group = dist.group.WORLD
+dist.destroy_process_group()
+del group
+print(during > 0, gloo_threads())
+"""
+
+
+@proves("group-outlives-destroy")
+def test_ddp_imports_functions_that_keep_the_group():
+    """New Pythons, since ranks of ``launch`` have imported all of it before: gloo's threads after the last name."""
+    kinds = ("by DDP", "before")
+    command = [sys.executable, "-c", OUTLIVED]
+    started = [subprocess.Popen([*command, kind], stdout=subprocess.PIPE, text=True) for kind in kinds]
+    kept, freed = (process.communicate(timeout=LIMIT_S)[0].split() for process in started)
+    assert kept[0] == freed[0] == "True"
+    assert int(kept[1]) > 0 == int(freed[1])
