@@ -7,7 +7,7 @@ DECKS  = $(PY) -m sphinx -d _build/doctrees/slides -W --keep-going
 # Tests wait more than they compute: two for each core.
 PARALLEL = -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') * 2 ))
 # What is installed: "book" reads it (no torch), "labs" runs it, "test" has everything.
-ready  = $(if $(findstring $(VENV),$(PY)),$(VENV)/$(1))
+ready  = $(if $(filter $(VENV)/%,$(PY)),$(VENV)/$(1))
 
 .PHONY: help html pdf epub slides anki all live edition test test-all check serve cluster clean torture shake matrix bench
 
