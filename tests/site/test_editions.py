@@ -281,7 +281,7 @@ def test_recording_again_runs_what_changed_and_nothing_else(house):
 
 
 def test_an_interrupted_recording_goes_on_where_it_stopped(empty):
-    empty.lab("three", code="raise KeyboardInterrupt")
+    empty.lab("three", code="import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)")
     with pytest.raises(KeyboardInterrupt):
         empty.record("--no-claims")
     assert {path.stem for path in empty.kept("one").parent.glob("*.json")} == {"one"}, "three comes before two"
@@ -291,7 +291,7 @@ def test_an_interrupted_recording_goes_on_where_it_stopped(empty):
 
 def test_a_budget_ends_in_time_and_the_next_call_goes_on(empty):
     assert empty.record("--budget", "0.001", status=3) == set()
-    assert "the budget is used up; 3 left" in empty.capsys.readouterr().err
+    assert "the budget is used up; 3 labs and 2 tests of claims left" in empty.capsys.readouterr().err
     assert empty.record("--no-claims") == {"one", "two", "three"}
     assert empty.record("--budget", "0.001", status=3) == set(), "claims are left"
     assert empty.record("--budget", "600") == {"sun", "moon"}

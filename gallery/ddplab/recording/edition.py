@@ -16,8 +16,8 @@ from typing import Any
 from ..evidence import write_json
 from .machine import differences
 
-_LAB = ("key", "date", "machine", "launches", "values", "blocks")
-_RESULT = ("outcome", "key", "launches", "date")
+_LAB = ("key", "date", "machine", "launches", "values", "blocks", "seconds")
+_RESULT = ("outcome", "key", "launches", "date", "test", "seconds")
 
 
 class DamagedError(ValueError):
