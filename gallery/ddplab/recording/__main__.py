@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from . import plan
 from .claims import Claims
@@ -95,18 +95,22 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, metavar="S", help="stop cleanly before S seconds are over")
     parser.add_argument("--into", type=Path, default=ROOT / "gallery" / "editions", help="folder of the editions")
     options = parser.parse_args(arguments)
+
+    def refuse(what: str) -> NoReturn:
+        parser.exit(2, f"{parser.prog}: {what}\n")
+
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", options.name):
-        parser.error(f"edition name {options.name!r}: use small letters, digits and hyphens")
+        refuse(f"edition name {options.name!r}: use small letters, digits and hyphens")
     if options.budget is not None and not options.budget > 0:
-        parser.error(f"--budget {options.budget:g}: give a positive number of seconds")
+        refuse(f"--budget {options.budget:g}: give a positive number of seconds")
     options.budget = options.budget or float("inf")
     options.scripts = {lab_id(script): script for script in (ROOT / "gallery").glob("*/plot_*.py")}
     unknown = [name for name in options.labs or () if name not in options.scripts]
     if unknown:
-        parser.error(f"there is no lab {', '.join(map(repr, unknown))}; see gallery/")
+        refuse(f"there is no lab {', '.join(map(repr, unknown))}; see gallery/")
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
-        parser.error(f"this Python lacks {', '.join(missing)}; install them: {sys.executable} -m pip install …")
+        refuse(f"something is not installed: {sys.executable} -m pip install {' '.join(missing)}")
     return options
 
 
@@ -194,13 +198,13 @@ def _stopped(number: int, _: object) -> None:
 
 
 def _end_what_is_left() -> None:
-    import psutil
-
+    try:
+        import psutil
+    except ImportError:  # which was said; nothing was started
+        return
     for process in psutil.Process().children(recursive=True):
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 if __name__ == "__main__":
