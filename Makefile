@@ -9,7 +9,7 @@ PARALLEL = -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if
 # What is installed: "book" reads it (no torch), "labs" runs it, "test" has everything.
 ready  = $(if $(filter $(VENV)/%,$(PY)),$(VENV)/$(1))
 # Another Python, such as PY=python3 of a container with its own torch, needs no installed kit.
-kit    = PYTHONPATH="$(CURDIR)/gallery$${PYTHONPATH:+:$$PYTHONPATH}" $(PY) -m ddplab
+kit    = $(if $(ready),,PYTHONPATH="$(CURDIR)/gallery$${PYTHONPATH:+:$$PYTHONPATH}") $(PY) -m ddplab
 record = $(kit).recording
 
 .PHONY: help html pdf epub slides anki all live edition edition-archive edition-unpack test test-all check serve cluster clean torture shake matrix bench

@@ -56,13 +56,11 @@ class Child:
         self, *arguments: str, cwd: Path, environment: dict[str, str], output: IO[bytes] | None = None
     ) -> None:
         ours, theirs = socket.socketpair()
-        kit = str(Path(__file__).parents[2])
-        path = os.pathsep.join([kit, *filter(None, [environment.get("PYTHONPATH")])])
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=cwd,
-                env={**environment, "PYTHONPATH": path, _CHANNEL: str(theirs.fileno())},
+                env={**environment, _CHANNEL: str(theirs.fileno())},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -84,13 +82,14 @@ class Child:
         """
         while b"\n" not in self._said:
             left_s = until_s - time.monotonic()
+            gone = self.process.poll() is not None  # asked first: what it has said before is heard now
             heard = select.select([self._socket], [], [], max(0.0, min(left_s, 1.0)))[0]
             try:
                 part = self._socket.recv(1 << 16) if heard else b""
             except ConnectionResetError:
                 part = b""
             self._said += part
-            if not part and (heard or self.process.poll() is not None):  # a process it left may hold the channel
+            if not part and (heard or gone):  # gone without an end: a process that it left may hold the channel
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(_TIDY_S)
                 return None
