@@ -156,6 +156,7 @@ def test_an_edition_in_three_slices_equals_one_recorded_in_one_go(house):
         house.claim(claim, code=wait_once(house.root, "claim") if claim == "sun" else "pass")
     stop_during(house, "slices", "lab", signal.SIGTERM)
     assert house.edition("slices").labs().keys() == {"one"}, "three comes before two"
+    assert (house.edition("slices").folder / "manifest.json").exists(), "a part can be carried, too"
     stop_during(house, "slices", "claim", signal.SIGINT)
     assert house.edition("slices").labs().keys() == {"one", "two", "three"}
     assert "sun" not in house.edition("slices").results()
@@ -207,6 +208,10 @@ def test_what_does_not_fit_into_the_budget_is_not_started_and_what_does_is(house
         house.edition("other").write_lab(name, {**RECORDED, "seconds": seconds}, {})
     house.edition("other").write_manifest()
     house.claim("sun")
+    status, said = house.record("slice", "--plan")
+    assert "2 of 2 labs and 2 tests of claims to record on " in said
+    assert "estimate: 17 min (from the seconds of other; claims " in said
+    assert not house.edition("slice").folder.exists(), "a plan runs nothing"
     status, said = house.record("slice", "--budget", "140")
     assert status == 3, said
     assert house.edition("slice").labs().keys() == {"short"}

@@ -61,8 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.plan:
             print("\n".join(f"{times.lab(name):6.0f} s  {name}" for name in todo))
             return 0
-        failed, labs_left = record_labs(edition, {name: labs[name] for name in todo}, times, limit_s[0], deadline_s)
-        problems = edition.write_manifest(more)
+        try:
+            failed, labs_left = record_labs(edition, {name: labs[name] for name in todo}, times, limit_s[0], deadline_s)
+        finally:  # also of a part: it can be rendered and carried
+            problems = edition.write_manifest(more)
         tests_left = len(tests)
         if tests and not labs_left:
             claims_failed, tests_left = claims.record(tests, _say)
