@@ -7,6 +7,7 @@ import difflib
 import json
 from collections import Counter
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ def _answer(run: Any, options: argparse.Namespace) -> int:
         return int(run(options))
     except (DamagedError, archive.ArchiveError) as problem:
         raise BadInput(str(problem)) from None
+    except BrokenPipeError:
+        raise
     except OSError as problem:
         raise BadInput(f"{problem.filename}: {problem.strerror}") from None
 
@@ -143,7 +146,17 @@ def _print(found: diff.Comparison) -> None:
     print("The machines" + (", where they differ" if facts else " do not differ."))
     _table([["", found.a, found.b], *facts] if facts else [])
     print(f"\nLabs and claims: {found.same_results} came out the same, {len(found.results)} did not.")
-    _table([[one.kind, one.id, one.a, one.b, one.why_b or one.why_a] for one in found.results])
+    _table(
+        [
+            [one.kind, one.id, one.a, one.b, one.why_b or one.why_a]
+            for one in found.results
+            if "missing" not in (one.a, one.b)
+        ]
+    )
+    for kind, name, side in product(("lab", "claim"), (found.a, found.b), ("a", "b")):
+        absent = [one.id for one in found.results if one.kind == kind and getattr(one, side) == "missing"]
+        if absent and name == getattr(found, side):
+            print(f"  not in {name}: {len(absent)} {kind}{'s' * (len(absent) > 1)}: {', '.join(absent)}")
     print(f"\nMeasured values: {found.same_values} are equal, {len(found.values)} are not.")
     _table([_value(one) for one in found.values])
     print(f"\nOutputs of another kind: {len(found.outputs)}.")

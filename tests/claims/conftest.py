@@ -74,14 +74,16 @@ def _bounded(item: pytest.Item) -> Iterator[None]:
         yield
         return
 
+    left_s = max(0.001, _DEADLINE_S - time.time())
+
     def up(*_: object) -> None:
-        if time.time() >= _DEADLINE_S:
+        if left_s < _LIMIT_S:
             _leave(item)
         pytest.fail(f"still ran after {_LIMIT_S:g} s")
 
     before = signal.signal(signal.SIGALRM, up)
     faulthandler.dump_traceback_later(_LIMIT_S + 20, exit=True, file=sys.__stderr__)
-    signal.setitimer(signal.ITIMER_REAL, max(0.001, min(_LIMIT_S, _DEADLINE_S - time.time())))
+    signal.setitimer(signal.ITIMER_REAL, min(_LIMIT_S, left_s))
     try:
         yield
     finally:
@@ -114,6 +116,11 @@ def pytest_runtest_call(item: pytest.Item):
             item.user_properties += [("launches", kept["launches"]), ("read", kept["read"])]
 
 
+def _in_short(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return (crash.message if crash else report.longreprtext).strip().split("\n")[0][:300]
+
+
 class Results:
     """Collects the reports of all tests, and writes the file of a test when its last case has ended."""
 
@@ -144,6 +151,10 @@ class Results:
             result["seconds"] = round(result["seconds"] + report.duration, 3)
             if "why" in properties:
                 result["why"] = properties["why"]
+            if report.failed:
+                result["why"] = _in_short(report)
+                if self.recorder:
+                    self.recorder.send(said=report.longreprtext)
             if report.when == "call":
                 result["launches"] += [one for one in properties.get("launches", ()) if one not in result["launches"]]
                 result["read"] = sorted({*result["read"], *properties.get("read", ())})

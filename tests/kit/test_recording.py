@@ -199,7 +199,8 @@ def test_a_lab_or_a_test_that_hangs_or_crashes_has_failed_and_the_others_go_on(h
     assert len(outcomes) == 6
     assert {claim for claim, outcome in outcomes.items() if outcome == "failed"} == {"hangs", "crashes"}
     assert results["crashes"]["why"] == "the process that ran it ended: SIGSEGV"
-    assert "still ran after 5 s" in said
+    assert results["hangs"]["why"] == "Failed: still ran after 5 s"
+    assert "time.sleep(100)" in said, "the traceback"
 
 
 def test_what_does_not_fit_into_the_budget_is_not_started_and_what_does_is(house):
