@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplab import cli
+from ddplab import cli, cli_edition
 from ddplab.recording import archive
 from ddplab.recording.edition import Edition
 from tools import refused
@@ -135,7 +135,8 @@ def test_list_names_each_edition_with_its_machine(editions, capsys):
 
 
 @pytest.fixture
-def packed(editions, tmp_path):
+def packed(editions, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli_edition, "_EDITIONS", tmp_path / "default")  # never the book's own, should a refusal fail
     return archive.pack(Edition(editions / "cpu"), tmp_path)
 
 
