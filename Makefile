@@ -8,11 +8,14 @@ DECKS  = $(PY) -m sphinx -d _build/doctrees/slides -W --keep-going
 PARALLEL = -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') * 2 ))
 # What is installed: "book" reads it (no torch), "labs" runs it, "test" has everything.
 ready  = $(if $(filter $(VENV)/%,$(PY)),$(VENV)/$(1))
+# Another Python, such as PY=python3 of a container with its own torch, needs no installed kit.
+kit    = $(if $(ready),,PYTHONPATH="$(CURDIR)/gallery$${PYTHONPATH:+:$$PYTHONPATH}") $(PY) -m ddplab
+record = $(kit).recording
 
-.PHONY: help html pdf epub slides anki all live edition test test-all check serve cluster clean torture shake matrix bench
+.PHONY: help html pdf epub slides anki all live edition edition-archive edition-unpack test test-all check serve cluster clean torture shake matrix bench
 
 help: ## list the habits
-	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 17
 
 $(VENV)/pip: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("The handbook needs Python 3.11 or newer; this is %s. Try: make PYTHON=python3.11 …" % sys.version.split()[0])'
@@ -20,7 +23,7 @@ $(VENV)/pip: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/book $(VENV)/labs $(VENV)/test: $(VENV)/%: $(VENV)/pip
-	$(VENV)/bin/pip install --quiet -c constraints.txt -e ".[$*]"
+	$(VENV)/bin/pip install --quiet $(if $(WHEELS),--no-index --find-links "$(WHEELS)") -c constraints.txt -e ".[$*]"
 	@touch $@ $(if $(filter test,$*),$(VENV)/book $(VENV)/labs)
 
 html: $(call ready,book) ## the book for a browser: _build/html/index.html (EDITION=name renders that edition)
@@ -41,12 +44,20 @@ anki: html ## the flashcards: _build/anki/ddp-handbook.apkg
 all: html pdf epub slides anki ## all forms of the book
 
 live: $(call ready,book) $(call ready,labs) ## html with every lab executed here; LABS='one two' executes these only
-	$(PY) -m ddplab.recording here --into _build/editions --no-claims --fresh $(if $(LABS),--labs $(LABS))
+	$(record) here --into _build/editions --no-claims --fresh $(if $(LABS),--labs $(LABS))
 	$(MAKE) html EDITION=here
 
-edition: $(call ready,labs) ## record this machine's edition: make edition NAME=h200 (BUDGET=540 stops in time, FRESH=1 records all again)
+edition: $(call ready,labs) ## record this machine's edition: make edition NAME=h200 (BUDGET=540 stops in time, PLAN=1 estimates, FRESH=1 records all again)
 	@test -n "$(NAME)" || { echo "make edition needs a name, such as: make edition NAME=h200"; exit 2; }
-	$(PY) -m ddplab.recording $(NAME) $(if $(FRESH),--fresh) $(if $(BUDGET),--budget $(BUDGET))
+	$(record) $(NAME) $(if $(FRESH),--fresh) $(if $(BUDGET),--budget $(BUDGET)) $(if $(PLAN),--plan)
+
+edition-archive: $(call ready,labs) ## an edition in one file, to carry it back: make edition-archive NAME=h200
+	@test -n "$(NAME)" || { echo "make edition-archive needs a name, such as: make edition-archive NAME=h200"; exit 2; }
+	$(kit) edition archive $(NAME)
+
+edition-unpack: $(call ready,book) ## check such a file, and put its edition beside the others: make edition-unpack FILE=h200.zip
+	@test -n "$(FILE)" || { echo "make edition-unpack needs a file, such as: make edition-unpack FILE=h200.zip"; exit 2; }
+	$(kit) edition unpack $(FILE) $(if $(REPLACE),--replace)
 
 test: $(call ready,test) ## every claim on real ranks, and a sample of the rest: a few minutes
 	$(PY) -m pytest $(PARALLEL) -m "not full" --durations=20

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-COMMANDS = ("grade", "diagnose", "simulate", "tune-buckets")  # in the order in which --help lists them
+COMMANDS = ("grade", "diagnose", "simulate", "tune-buckets", "edition")  # in the order in which --help lists them
 
 
 class BadInput(Exception):  # noqa: N818  (it is the input that is wrong)

@@ -2,26 +2,29 @@
 
 With DDPLAB_CLAIMS_RESULTS=folder the results are written there, a file for each file of tests, as soon as the last test
 of a claim has ended. What is recorded of this machine and this code, and did not fail, is not run again, unless
-DDPLAB_CLAIMS_FRESH is set. After DDPLAB_CLAIMS_DEADLINE (seconds since 1970) no test is started.
+DDPLAB_CLAIMS_FRESH is set. A test has DDPLAB_CLAIMS_LIMIT seconds. One that is not expected to end before
+DDPLAB_CLAIMS_DEADLINE (seconds since 1970) is not started; one that does not end by then is left for the next time.
 """
 
-import ast
-import datetime
-import json
+import contextlib
+import faulthandler
 import os
+import signal
+import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddplab import evidence
-from ddplab.recording.keys import claim_key
+from ddplab.recording.child import Channel
+from ddplab.recording.claims import Test, expected_s, is_recorded, write_result
 
 HERE = Path(__file__).parent
 _WORST_FIRST = ("failed", "skipped", "passed")
-_UNFINISHED = 3  # exit status: the time is up, and tests are left
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -37,38 +40,65 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if tests.setdefault(claim, name) != name:
                 raise pytest.UsageError(f"{name} proves {claim!r}, and so does {tests[claim]}; keep one of them")
         item.user_properties += [("claims", claims), ("test", name)]
-    if folder := os.environ.get("DDPLAB_CLAIMS_RESULTS"):
-        done = {item for item in ours if _is_recorded(Path(folder), item)}
+    if (folder := os.environ.get("DDPLAB_CLAIMS_RESULTS")) and not os.environ.get("DDPLAB_CLAIMS_FRESH"):
+        done = {item for item in ours if is_recorded(Path(folder), _test_of(item.path, dict(item.user_properties)))}
         items[:] = [item for item in items if item not in done]
         config.hook.pytest_deselected(items=list(done))
-        cases = Counter(dict(item.user_properties)["test"] for item in items if item in ours)
-        for item in items:
-            item.user_properties.append(("cases", cases[item.nodeid.split("[")[0]]))
+    cases = Counter(dict(item.user_properties)["test"] for item in items if item in ours)
+    for item in items:
+        item.user_properties.append(("cases", cases[item.nodeid.split("[")[0]]))
 
 
-def _is_recorded(folder: Path, item: pytest.Item) -> bool:
-    path = folder / f"{item.path.stem}.json"
-    if os.environ.get("DDPLAB_CLAIMS_FRESH") or not path.exists():
-        return False
-    kept, properties = json.loads(path.read_text(encoding="utf-8")), dict(item.user_properties)
-    results = [kept["results"].get(claim) for claim in properties["claims"]]
-    return kept["machine"] == evidence.machine() and all(
-        result
-        and result["outcome"] != "failed"
-        and result["key"] == _key(item.path, properties["test"], result["read"])
-        for result in results
-    )
+def _test_of(path: Path, properties: dict) -> Test:
+    return Test(path, properties["test"].rpartition("::")[2], tuple(properties["claims"]))
 
 
-def _key(path: Path, test: str, read: list[str]) -> str:
-    return claim_key(path, test.rpartition("::")[2], read)
+_DEADLINE_S = float(os.environ.get("DDPLAB_CLAIMS_DEADLINE", "inf"))
+_LIMIT_S = float(os.environ.get("DDPLAB_CLAIMS_LIMIT", "0"))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item):
     """Start nothing more when the time is up."""
-    if time.time() > float(os.environ.get("DDPLAB_CLAIMS_DEADLINE", "inf")):
-        item.user_properties.append(("late", True))
-        pytest.skip("the time is up")
+    bounded = "DDPLAB_CLAIMS_DEADLINE" in os.environ
+    if bounded and time.time() + expected_s(_folder(), dict(item.user_properties)["test"]) > _DEADLINE_S:
+        _leave(item)
+    with _bounded(item):
+        return (yield)
+
+
+@contextlib.contextmanager
+def _bounded(item: pytest.Item) -> Iterator[None]:
+    """End a test that takes too long: by an exception, or if it does not hear that, with its process."""
+    if not _LIMIT_S:
+        yield
+        return
+
+    left_s = max(0.001, _DEADLINE_S - time.time())
+
+    def up(*_: object) -> None:
+        if left_s < _LIMIT_S:
+            _leave(item)
+        pytest.fail(f"still ran after {_LIMIT_S:g} s")
+
+    before = signal.signal(signal.SIGALRM, up)
+    faulthandler.dump_traceback_later(_LIMIT_S + 20, exit=True, file=sys.__stderr__)
+    signal.setitimer(signal.ITIMER_REAL, min(_LIMIT_S, left_s))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
+
+
+def _leave(item: pytest.Item) -> None:
+    item.user_properties.append(("late", True))
+    pytest.skip("the time is up")
+
+
+def _folder() -> Path:
+    return Path(os.environ["DDPLAB_CLAIMS_RESULTS"]).absolute()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -79,10 +109,16 @@ def pytest_runtest_call(item: pytest.Item):
     with tempfile.TemporaryDirectory() as folder:
         evidence.begin(Path(folder) / "evidence.json")
         try:
-            return (yield)
+            with _bounded(item):
+                return (yield)
         finally:
             kept = evidence.end()
             item.user_properties += [("launches", kept["launches"]), ("read", kept["read"])]
+
+
+def _in_short(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return (crash.message if crash else report.longreprtext).strip().split("\n")[0][:300]
 
 
 class Results:
@@ -91,13 +127,22 @@ class Results:
     def __init__(self, folder: Path, root: Path) -> None:
         self.folder, self.root = folder, root
         self.results: dict[str, dict] = {}
-        self.left = 0
+        self.recorder = Channel() if Channel.is_open() else None
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Tell the recorder which test it is, should this process crash in it."""
+        if self.recorder:
+            self.recorder.send(running=nodeid.split("[")[0])
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Tell the recorder that it has not crashed."""
+        if self.recorder:
+            self.recorder.send(running=None)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add one phase of one test; parameters of a test count together, and the worst outcome counts."""
         properties = dict(report.user_properties)
         if properties.get("late"):
-            self.left += report.when == "call" or report.skipped
             return
         for claim in properties.get("claims", ()):
             fresh = {"outcome": "passed", "seconds": 0.0, "launches": [], "read": [], "ended": 0}
@@ -106,37 +151,30 @@ class Results:
             result["seconds"] = round(result["seconds"] + report.duration, 3)
             if "why" in properties:
                 result["why"] = properties["why"]
+            if report.failed:
+                result["why"] = _in_short(report)
+                if self.recorder:
+                    self.recorder.send(said=report.longreprtext)
             if report.when == "call":
                 result["launches"] += [one for one in properties.get("launches", ()) if one not in result["launches"]]
                 result["read"] = sorted({*result["read"], *properties.get("read", ())})
             result["ended"] += report.when == "teardown"
             if report.when == "teardown" and result["ended"] == properties["cases"]:
-                self._write(claim, {name: value for name, value in result.items() if name != "ended"})
-
-    def _write(self, claim: str, result: dict) -> None:
-        """Put one result into its file; those of tests that are gone, or of another machine, go."""
-        test_file = self.root / result["test"].split("::")[0]
-        path = self.folder / f"{test_file.stem}.json"
-        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")  # noqa: UP017  also 3.10
-        result |= {"key": _key(test_file, result["test"], result["read"]), "date": date}
-        machine = evidence.machine()
-        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        kept = old["results"] if old.get("machine") == machine else {}
-        stated = {node.value for node in ast.walk(ast.parse(test_file.read_text())) if isinstance(node, ast.Constant)}
-        results = {one: kept[one] for one in kept if one in stated} | {claim: result}
-        evidence.write_json(path, {"machine": machine, "results": results})
+                del result["ended"]
+                path = self.root / result["test"].split("::")[0]
+                write_result(self.folder, _test_of(path, properties), claim, result)
+                if self.recorder:
+                    self.recorder.send(claim=claim, outcome=result["outcome"])
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Say that something is left."""
-        if self.left and exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = _UNFINISHED
-        elif exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:  # all of them are recorded
+        """That all tests are recorded is no failure."""
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect results where that is asked for; with xdist, in the process that hears of all tests."""
-    folder = os.environ.get("DDPLAB_CLAIMS_RESULTS")
-    if folder and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Results(Path(folder).absolute(), config.rootpath))
+    config.addinivalue_line("markers", "timeout: known to pytest-timeout, which the recorder does not need")
+    if os.environ.get("DDPLAB_CLAIMS_RESULTS") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Results(_folder(), config.rootpath))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplab.recording.__main__ import record_lab
 from ddplab.recording.edition import Edition
+from ddplab.recording.labs import record_lab
 from ddplab.recording.script import lab_id
 
 ROOT = Path(__file__).parents[2]

@@ -281,7 +281,7 @@ def test_recording_again_runs_what_changed_and_nothing_else(house):
 
 
 def test_an_interrupted_recording_goes_on_where_it_stopped(empty):
-    empty.lab("three", code="raise KeyboardInterrupt")
+    empty.lab("three", code="import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)")
     with pytest.raises(KeyboardInterrupt):
         empty.record("--no-claims")
     assert {path.stem for path in empty.kept("one").parent.glob("*.json")} == {"one"}, "three comes before two"
@@ -291,7 +291,7 @@ def test_an_interrupted_recording_goes_on_where_it_stopped(empty):
 
 def test_a_budget_ends_in_time_and_the_next_call_goes_on(empty):
     assert empty.record("--budget", "0.001", status=3) == set()
-    assert "the budget is used up; 3 left" in empty.capsys.readouterr().err
+    assert "the budget is used up; 3 labs and 2 tests of claims left" in empty.capsys.readouterr().err
     assert empty.record("--no-claims") == {"one", "two", "three"}
     assert empty.record("--budget", "0.001", status=3) == set(), "claims are left"
     assert empty.record("--budget", "600") == {"sun", "moon"}
@@ -309,9 +309,9 @@ def test_a_lab_that_fails_is_recorded_so_and_the_others_go_on(empty):
 
 @pytest.mark.parametrize(("fact", "value"), [("torch", "2.13.0+cu130"), ("gpus", ["H200"]), ("driver", "580.1")])
 def test_what_another_machine_recorded_is_run_again(house, monkeypatch, fact, value):
-    from ddplab import evidence
+    from ddplab.recording.machine import machine
 
-    there = {**evidence.machine(), fact: value}
+    there = {**machine(), fact: value}
     for path in (house.root / "gallery/editions").glob("base/*/*.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "machine": there}))
     assert house.record() == {"one", "two", "three", "sun", "moon"}

@@ -2,176 +2,212 @@
 
     python -m ddplab.recording h200                       everything that is not recorded yet on this machine
     python -m ddplab.recording h200 --budget 540          as much as fits into 540 seconds; call it again to go on
+    python -m ddplab.recording h200 --plan                what is left, in which order, and how long it may take
     python -m ddplab.recording here --labs bucket-xray --no-claims --into _build/editions
 
-A lab or a claim that fails is recorded as failed, and the next one runs. What is recorded of this machine, this torch
-and this code is not run again, unless it failed.
+A lab or a claim that fails, hangs or crashes is recorded as failed, and the next one runs. What is recorded of this
+machine, this torch and this code is not run again, unless it failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import os
+import contextlib
+import ctypes
+import importlib.util
+import itertools
 import re
-import subprocess
+import signal
 import sys
-import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from .. import evidence
+from . import plan
+from .claims import Claims
 from .edition import DamagedError, Edition
-from .keys import KIT, block_key, lab_key
-from .script import code_blocks, lab_id, run, small_svg
+from .keys import KIT
+from .labs import Labs, is_recorded
+from .machine import hardware, machine
+from .script import lab_id
 
 ROOT = KIT.parents[1]
 UNFINISHED = 3  # exit status: the budget is used up, and something is left
+LAB_LIMIT_S, TEST_LIMIT_S = 300.0, 180.0  # what takes longer hangs; the longest on two cores take 31 s and 15 s
+NEEDED = ("torch", "numpy", "cloudpickle", "matplotlib", "pytest", "psutil")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and record; return the exit status."""
+    began_s = time.monotonic()
+    options = _parse(arguments)
+    edition = Edition(options.into / options.name)
+    scripts = options.scripts
+    try:
+        here, more = machine(), hardware()
+        at_once = plan.at_once(more)
+        times = plan.Times.known(edition, here)
+        if not options.labs and not options.plan:
+            edition.drop_all_but(scripts, (ROOT / "tests" / "claims").glob("test_*.py"))
+        labs = plan.in_order({name: scripts[name] for name in options.labs or scripts})
+        todo = [name for name in labs if options.fresh or not is_recorded(edition, name, labs[name], here)]
+        margin_s = min(20.0, options.budget / 10)  # to end what runs, and to write
+        deadline_s = began_s + options.budget - margin_s
+        limit_s = [min(most, options.budget * 0.8) for most in (LAB_LIMIT_S, TEST_LIMIT_S)]
+        claims = Claims(ROOT, edition, times, at_once, limit_s[1], deadline_s, fresh=options.fresh)
+        tests = [] if options.no_claims else claims.left()
+        print(_outlook(todo, len(labs), tests, claims, times, here), flush=True)
+        if options.plan:
+            print("\n".join(f"{times.lab(name):6.0f} s  {name}" for name in todo))
+            return 0
+        try:
+            failed, labs_left = record_labs(edition, {name: labs[name] for name in todo}, times, limit_s[0], deadline_s)
+        finally:  # also of a part: it can be rendered and carried
+            problems = edition.write_manifest(more)
+        tests_left = len(tests)
+        if tests and not labs_left:
+            claims_failed, tests_left = claims.record(tests, _say)
+            failed += claims_failed
+    except (DamagedError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    for name in failed:
+        print(f"{name} failed; the edition says so", file=sys.stderr)
+    for problem in problems:
+        print(f"the edition does not fit together: {problem}", file=sys.stderr)
+    if labs_left or tests_left:
+        left = f"{_count(labs_left, 'lab')} and {_count(tests_left, 'test')} of claims left"
+        print(f"the budget is used up; {left}: call the same command again", file=sys.stderr)
+        for name in todo:
+            if times.lab(name) > options.budget - margin_s:
+                more_than = f"more than a budget of {options.budget:g} s"
+                print(f"{name} takes about {times.lab(name):.0f} s, {more_than}: give a larger one", file=sys.stderr)
+        return UNFINISHED
+    return 1 if failed or problems else 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ddplab.recording", description="Record an edition of the book.")
     parser.add_argument("name", help="of the edition: small letters, digits and hyphens")
     parser.add_argument("--labs", nargs="+", metavar="ID", help="only these labs")
     parser.add_argument("--no-claims", action="store_true", help="labs only")
     parser.add_argument("--fresh", action="store_true", help="run also what is recorded already")
+    parser.add_argument("--plan", action="store_true", help="say what is left and how long it may take; run nothing")
     parser.add_argument("--budget", type=float, metavar="S", help="stop cleanly before S seconds are over")
     parser.add_argument("--into", type=Path, default=ROOT / "gallery" / "editions", help="folder of the editions")
     options = parser.parse_args(arguments)
+
+    def refuse(what: str) -> NoReturn:
+        parser.exit(2, f"{parser.prog}: {what}\n")
+
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", options.name):
-        parser.error(f"edition name {options.name!r}: use small letters, digits and hyphens")
+        refuse(f"edition name {options.name!r}: use small letters, digits and hyphens")
     if options.budget is not None and not options.budget > 0:
-        parser.error(f"--budget {options.budget:g}: give a positive number of seconds")
-    labs = {lab_id(script): script for script in sorted((ROOT / "gallery").glob("*/plot_*.py"))}
-    unknown = [name for name in options.labs or () if name not in labs]
+        refuse(f"--budget {options.budget:g}: give a positive number of seconds")
+    options.budget = options.budget or float("inf")
+    options.scripts = {lab_id(script): script for script in (ROOT / "gallery").glob("*/plot_*.py")}
+    unknown = [name for name in options.labs or () if name not in options.scripts]
     if unknown:
-        parser.error(f"there is no lab {', '.join(map(repr, unknown))}")
-    edition, deadline = Edition(options.into / options.name), time.monotonic() + (options.budget or float("inf"))
-    chosen = {name: labs[name] for name in labs if name in (options.labs or labs)}
-    try:
-        if not options.labs:
-            tests = (ROOT / "tests" / "claims").glob("test_*.py")
-            edition.drop_all_but(labs, tests)
-        failed, left = record_labs(edition, chosen, fresh=options.fresh, deadline=deadline)
-        problems = edition.write_manifest()
-    except (DamagedError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    status = 0
-    if not options.no_claims and not left:
-        status = record_claims(edition, fresh=options.fresh, deadline=deadline)
-    for name in failed:
-        print(f"{name} failed; the edition says so: {edition.lab_file(name)}", file=sys.stderr)
-    for problem in problems:
-        print(f"the edition does not fit together: {problem}", file=sys.stderr)
-    if left or status == UNFINISHED:
-        print(f"the budget is used up; {left or 'claims'} left: call the same command again", file=sys.stderr)
-        return UNFINISHED
-    return 1 if failed or problems or status else 0
+        refuse(f"there is no lab {', '.join(map(repr, unknown))}; see gallery/")
+    missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
+    if missing:
+        refuse(f"something is not installed: {sys.executable} -m pip install {' '.join(missing)}")
+    return options
 
 
-# -- labs -------------------------------------------------------------------------------------------
+def _outlook(
+    todo: list[str], labs: int, tests: list[Any], claims: Claims, times: plan.Times, here: dict[str, Any]
+) -> str:
+    """What is left, and an estimate of how long it takes."""
+    minutes = (sum(map(times.lab, todo)) + claims.seconds(tests)) / 60
+    on = " + ".join(here["gpus"]) or f"{here['cpu']}, no GPU"
+    left = f"{len(todo)} of {_count(labs, 'lab')} and {_count(len(tests), 'test')} of claims to record on {on}"
+    if not todo and not tests:
+        return left
+    source = f"from the seconds of {', '.join(times.sources)}" if times.sources else "of labs that no edition has"
+    cuda = f", and {plan.CUDA_START_S:g} s of CUDA start for each launch recorded without a GPU" if here["gpus"] else ""
+    return f"{left}; estimate: {minutes:.0f} min ({source}{cuda}; claims {claims.at_once} at a time)"
 
 
-def record_labs(edition: Edition, labs: dict[str, Path], *, fresh: bool, deadline: float) -> tuple[list[str], int]:
-    """Run the labs that are not recorded; return which failed, and how many are left when the time is up."""
-    here = evidence.machine()
-    todo = [name for name, script in labs.items() if fresh or not _is_recorded(edition, name, script, here)]
+def record_labs(
+    edition: Edition, todo: dict[str, Path], times: plan.Times, limit_s: float, deadline_s: float
+) -> tuple[list[str], int]:
+    """Run these labs, in this order; return which failed, and how many are left when the time is up.
+
+    One that is not expected to end in time is passed over; a shorter one may still fit.
+    """
     failed: list[str] = []
-    for place, name in enumerate(_progress(todo)):
-        if time.monotonic() + _expected_s(edition, name) > deadline:
-            return failed, len(todo) - place
-        kept, figures = record_lab(name, labs[name])
-        edition.write_lab(name, kept, figures)
-        if kept.get("failed"):
-            failed.append(name)
-    return failed, 0
+    left = 0
+    with Labs(ROOT) as process, _progress(len(todo)) as started:
+        for name, script in todo.items():
+            if time.monotonic() + times.lab(name) > deadline_s:
+                left += 1
+                continue
+            started(name)
+            recorded = process.record(name, script, limit_s, deadline_s)
+            if recorded is None:
+                left += 1
+                continue
+            edition.write_lab(name, *recorded)
+            if recorded[0].get("failed"):
+                failed.append(name)
+    return failed, left
 
 
-def record_lab(name: str, script: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Run one lab; return its evidence, and its figures by file name."""
-    figures: dict[str, str] = {}
+@contextlib.contextmanager
+def _progress(count: int) -> Iterator[Callable[[str], object]]:
+    """What tells that a lab has started: a bar where there is a terminal and tqdm, else a line each."""
+    if sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
+        from tqdm import tqdm
 
-    def save(figure: Any, number: int) -> str:
-        from io import StringIO
-
-        drawn = StringIO()
-        figure.savefig(drawn, format="svg")
-        figures[f"{name}-{number}.svg"] = small_svg(drawn.getvalue())
-        return f"{name}-{number}.svg"
-
-    blocks = code_blocks(script.read_text(encoding="utf-8"))
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")  # noqa: UP017  also 3.10
-    with tempfile.TemporaryDirectory() as folder:
-        evidence.begin(Path(folder) / "evidence.json")
-        began_s = time.monotonic()
-        try:
-            outcome = run(script, save)
-        finally:
-            kept = evidence.end()
-    kept |= {
-        "key": lab_key(script, kept["read"]),
-        "date": date,
-        "seconds": round(time.monotonic() - began_s, 1),
-        "machine": evidence.machine(),
-        "blocks": [
-            {"code": block_key(block.code), **shown} for block, shown in zip(blocks, outcome.blocks, strict=False)
-        ],
-    }
-    kept |= {name: text for name in ("failed", "needs") if (text := getattr(outcome, name))}
-    return kept, figures
+        with tqdm(total=count, unit="lab") as bar:
+            yield lambda name: (bar.set_description(name), bar.update())
+    else:
+        number = itertools.count(1)
+        yield lambda name: _say(f"[{next(number)}/{count}] {name}")
 
 
-def _is_recorded(edition: Edition, name: str, script: Path, here: dict[str, Any]) -> bool:
-    kept = edition.lab(name)
-    if kept is None or kept.get("failed"):
-        return False
-    return bool(kept["machine"] == here and kept["key"] == lab_key(script, kept["read"]))
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _expected_s(edition: Edition, name: str) -> float:
-    """How long a lab took when it was last recorded, here or in another edition; half a minute if never."""
-    others = (Edition(path.parent) for path in sorted(edition.folder.parent.glob("*/manifest.json")))
-    times = [kept["seconds"] for one in (edition, *others) if (kept := one.lab(name))]
-    return float(times[0]) if times else 30.0
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
-def _progress(todo: list[str]) -> Any:
-    """The names, with a bar where there is a terminal and tqdm, else a line each."""
-    if sys.stderr.isatty():
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            pass
-        else:
-            bar = tqdm(todo, unit="lab")
-            return (bar.set_description(name) or name for name in bar)
-    return (print(f"[{place}/{len(todo)}] {name}", flush=True) or name for place, name in enumerate(todo, 1))
+# -- as a program -----------------------------------------------------------------------------------
 
 
-# -- claims -----------------------------------------------------------------------------------------
+def _program() -> int:
+    """Record, and on Ctrl-C, SIGTERM or a lost terminal leave no process and nothing half-written."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stopped)
+    if sys.platform == "linux":  # what a lab's process leaves when it crashes becomes ours, so that it can be ended
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+    try:
+        return main()
+    except KeyboardInterrupt:
+        print("stopped; what is recorded is kept, and the same command goes on", file=sys.stderr)
+        return 128 + signal.SIGINT
+    finally:
+        _end_what_is_left()
 
 
-def record_claims(edition: Edition, *, fresh: bool, deadline: float) -> int:
-    """Run the tests of the claims that are not recorded, several at once; return pytest's exit status."""
-    environment = {**os.environ, "DDPLAB_CLAIMS_RESULTS": str((edition.folder / "claims").absolute())}
-    if fresh:
-        environment["DDPLAB_CLAIMS_FRESH"] = "1"
-    if deadline < float("inf"):
-        environment["DDPLAB_CLAIMS_DEADLINE"] = str(time.time() + deadline - time.monotonic())
-    several = ["-n", str(min(8, 2 * (os.cpu_count() or 1)))] if _has("xdist") else []
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/claims", *several]
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+def _stopped(number: int, _: object) -> None:
+    raise KeyboardInterrupt
 
 
-def _has(module: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(module) is not None
+def _end_what_is_left() -> None:
+    try:
+        import psutil
+    except ImportError:  # which was said; nothing was started
+        return
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("MPLBACKEND", "agg")  # no window, whatever the machine has
-    sys.exit(main())
+    sys.exit(_program())

@@ -1,0 +1,122 @@
+"""A process of the recorder's own that says what it does, and that ends with all it has started when it is told to.
+
+Used on both sides of the channel: the recorder makes a ``Child``, the process a ``Channel``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from ..rank import die_with_parent
+
+_CHANNEL = "DDPLAB_RECORDING_CHANNEL"  # number of the socket that leads to the recorder
+_TIDY_S = 10.0  # to clean up after an interrupt, before a process is killed
+
+
+class Channel:
+    """The process's end: JSON objects, one a line."""
+
+    def __init__(self) -> None:
+        """Take the end that the recorder has left open; what this process starts does not inherit it."""
+        number = int(os.environ.pop(_CHANNEL))
+        os.set_inheritable(number, False)
+        self._stream = socket.socket(fileno=number).makefile("rw", encoding="utf-8")
+        die_with_parent()
+
+    @staticmethod
+    def is_open() -> bool:
+        """Whether a recorder listens."""
+        return _CHANNEL in os.environ
+
+    def send(self, **message: Any) -> None:
+        """Tell the recorder."""
+        self._stream.write(json.dumps(message) + "\n")
+        self._stream.flush()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """What the recorder says, until it has no more to say."""
+        return map(json.loads, self._stream)
+
+
+class Child:
+    """The recorder's end: a process in a session of its own, so that Ctrl-C reaches it through the recorder only."""
+
+    def __init__(
+        self, *arguments: str, cwd: Path, environment: dict[str, str], output: IO[bytes] | None = None
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=cwd,
+                env={**environment, _CHANNEL: str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output and subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._socket, self._said = ours, b""
+
+    def send(self, **message: Any) -> None:
+        """Tell the process; one that has ended does not hear it."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self, until_s: float = float("inf")) -> dict[str, Any] | None:
+        """The next message; None if the process has ended.
+
+        Raises:
+            TimeoutError: there is none until ``until_s`` by the monotonic clock.
+        """
+        while b"\n" not in self._said:
+            left_s = until_s - time.monotonic()
+            gone = self.process.poll() is not None  # asked first: what it has said before is heard now
+            heard = select.select([self._socket], [], [], max(0.0, min(left_s, 1.0)))[0]
+            try:
+                part = self._socket.recv(1 << 16) if heard else b""
+            except ConnectionResetError:
+                part = b""
+            self._said += part
+            if not part and (heard or gone):  # gone without an end: a process that it left may hold the channel
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(_TIDY_S)
+                return None
+            if not heard and left_s <= 0:
+                raise TimeoutError
+        line, _, self._said = self._said.partition(b"\n")
+        return dict(json.loads(line))
+
+    def stop(self) -> None:
+        """End the process and all that it started, in good order if it can."""
+        import psutil
+
+        below: list[Any] = []
+        for sign in (signal.SIGINT, signal.SIGKILL):
+            if self.process.poll() is None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    below += psutil.Process(self.process.pid).children(recursive=True)
+                self.process.send_signal(sign)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(_TIDY_S)
+        for process in below:  # known by the time it started, too: never another that got its number
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def end(self) -> str:
+        """Stop the process, if it still runs; return how it ended."""
+        self.stop()
+        self._socket.close()
+        code = self.process.wait()
+        return f"exit status {code}" if code >= 0 else signal.Signals(-code).name

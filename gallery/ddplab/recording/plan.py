@@ -1,0 +1,116 @@
+"""What is recorded first, and how long it may take: a builder gives its time in slices, and the last may never come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .edition import Edition
+
+# Groups of labs, the most valuable first, each with its reason. What is in none comes after, in reading order.
+ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("only a GPU can tell", ()),
+    (
+        "what every reader asks of a machine: its link, its best bucket size, what overlap hides",
+        ("tune-buckets", "bucket-sweep", "overlap-on-and-off", "first-bucket", "predict-then-measure", "slow-link"),
+    ),
+    (
+        "where the step's time goes: profiles and timelines, which differ most between a CPU and a GPU",
+        ("profile-a-step", "backward-timeline", "hooks-and-overlap", "training-run", "one-slow-rank"),
+    ),
+    (
+        "memory, compile and AMP: other allocators, other kernels, other dtypes",
+        ("memory-of-views", "memory-ledger", "compile-overlap", "compile-splits", "scaler-inf", "compression"),
+    ),
+    (
+        "implementations side by side: their ratios change with the price of a launch",
+        ("wrappers-compared", "scratch-speed", "train-beside-others", "async-save", "accumulation-share"),
+    ),
+    (
+        "what a new cluster is asked first, and its own messages",
+        ("hello-ranks", "nccl-failures", "launch-and-torchrun"),
+    ),
+)
+CHAPTERS = ("idea", "internals", "from_scratch", "museum", "setup", "debugging", "performance", "checkpointing")
+
+# Assumptions of the estimate, not measurements: the book has not been recorded on a GPU yet.
+CUDA_START_S = 2.0  # for each launch: its ranks make their CUDA contexts side by side
+UNKNOWN_S, UNKNOWN_TEST_S = 30.0, 3.0  # of a lab, and of a test, that no edition has
+
+
+def in_order(labs: dict[str, Path]) -> dict[str, Path]:
+    """The labs in the order in which they are recorded.
+
+    Args:
+        labs: id -> script, in any order.
+    """
+    first = [lab for _, group in ORDER for lab in group]
+
+    def place(lab: str) -> tuple[int, int, str]:
+        chapter = labs[lab].parent.name
+        return (
+            first.index(lab) if lab in first else len(first),
+            CHAPTERS.index(chapter) if chapter in CHAPTERS else len(CHAPTERS),
+            labs[lab].name,
+        )
+
+    return {lab: labs[lab] for lab in sorted(labs, key=place)}
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long labs and tests of claims took: in this edition, else in another one."""
+
+    labs: dict[str, float]
+    tests: dict[str, float]
+    sources: list[str]  # the editions that these come from
+
+    @classmethod
+    def known(cls, edition: Edition, here: dict[str, Any]) -> Times:
+        """What an edition and those beside it tell of the machine ``here``.
+
+        What was recorded without a GPU is expected to take one CUDA start per launch longer where there is one.
+        """
+        beside = (Edition(path.parent) for path in sorted(edition.folder.parent.glob("*/manifest.json")))
+        known = cls({}, {}, [])
+        for one in (edition, *(other for other in beside if other != edition)):
+            labs = {name: _seconds(kept, here) for name, kept in one.labs().items()}
+            tests = {kept["test"]: _seconds(kept, here) for kept in one.results().values()}
+            if labs.keys() - known.labs.keys() or tests.keys() - known.tests.keys():
+                known = cls({**labs, **known.labs}, {**tests, **known.tests}, [*known.sources, one.name])
+        return known
+
+    def lab(self, name: str) -> float:
+        """Of one lab."""
+        return self.labs.get(name, UNKNOWN_S)
+
+    def test(self, name: str) -> float:
+        """Of one test of claims, as pytest names it."""
+        return self.tests.get(name, UNKNOWN_TEST_S)
+
+
+def _seconds(kept: dict[str, Any], here: dict[str, Any]) -> float:
+    starts: int = sum(launch.get("times", 1) for launch in kept["launches"])
+    cuda = here.get("gpus") and not kept["machine"].get("gpus")
+    return float(kept["seconds"]) + (CUDA_START_S * starts if cuda else 0.0)
+
+
+def shares(files: dict[Path, float], count: int) -> list[list[Path]]:
+    """The files dealt to at most ``count`` processes so that all end at about the same time."""
+    dealt: list[tuple[float, list[Path]]] = [(0.0, []) for _ in range(count)]
+    for file in sorted(files, key=lambda file: (-files[file], file)):
+        least = min(range(count), key=lambda one: dealt[one][0])
+        seconds, share = dealt[least]
+        dealt[least] = (seconds + files[file], [*share, file])
+    return [share for _, share in dealt if share]
+
+
+def at_once(hardware: dict[str, Any]) -> int:
+    """How many processes test claims side by side: tests wait more than they compute, but a GPU's memory is shared."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    per_process_mib = 4096  # four ranks, a CUDA context and some tensors each
+    memory: Iterable[float] = filter(None, hardware.get("gpu memory in MiB", ()))
+    return max(1, min(8, 2 * cores, *(int(mib // per_process_mib) for mib in memory)))

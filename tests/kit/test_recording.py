@@ -1,0 +1,360 @@
+"""Recording in slices: what is run first, what ends in time, what a hang, a crash or Ctrl-C leaves.
+
+Each test records a small house of its own, with the real command in a process of its own.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddplab.recording import machine as facts
+from ddplab.recording import plan
+from ddplab.recording.diff import compare
+from ddplab.recording.edition import Edition
+from ddplab.recording.script import lab_id
+from tools import ended, wait_until
+
+ROOT = Path(__file__).parents[2]
+LAB = '''"""
+{name}
+===
+"""
+{before}
+# %%
+from ddplab import record
+
+print("{name} printed")
+{code}
+record(unit="ranks", count=2)
+'''
+ON_RANKS = """
+import matplotlib.pyplot as plt
+from ddplab import launch
+
+def worker():
+    import torch.distributed as dist
+
+    print("rank", dist.get_rank())
+
+launch(worker, 2)
+# %%
+plt.plot([1, 2])
+"""
+CLAIM = """import os, time
+from proof import proves
+
+
+@proves("{claim}")
+def test_it():
+    {code}
+
+
+@proves("{claim}-too")
+@proves("{claim}-as-well")
+def test_more():
+    pass
+"""
+RECORD = """
+import sys
+from pathlib import Path
+from ddplab.recording import __main__ as recording, labs
+
+recording.ROOT = Path.cwd()
+recording.LAB_LIMIT_S = recording.TEST_LIMIT_S = float(sys.argv.pop(1))
+labs._GRACE_S = 2
+sys.exit(recording._program())
+"""
+
+
+class House:
+    """Labs, claims, and the command that records them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "tests/claims").mkdir(parents=True)
+        (root / "gallery/short").mkdir(parents=True)
+        for name in ("conftest.py", "proof.py"):
+            shutil.copy(ROOT / "tests/claims" / name, root / "tests/claims")
+        (root / "pytest.ini").write_text("[pytest]\nmarkers = proves(id): a claim\n")
+        (root / "record.py").write_text(RECORD)
+
+    def lab(self, name: str, before: str = "", code: str = "") -> None:
+        (self.root / f"gallery/short/plot_{name}.py").write_text(LAB.format(name=name, before=before, code=code))
+
+    def claim(self, claim: str, code: str = "pass") -> None:
+        (self.root / f"tests/claims/test_{claim}.py").write_text(CLAIM.format(claim=claim, code=code))
+
+    def start(self, name: str, *options: str, limit_s: float = 100) -> subprocess.Popen:
+        command = [sys.executable, "record.py", str(limit_s), name, "--into", "editions", *options]
+        return subprocess.Popen(
+            command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+
+    def record(self, name: str, *options: str, limit_s: float = 100) -> tuple[int, str]:
+        process = self.start(name, *options, limit_s=limit_s)
+        try:
+            said, _ = process.communicate(timeout=150)
+        finally:
+            process.kill()
+        return process.returncode, said
+
+    def edition(self, name: str) -> Edition:
+        return Edition(self.root / "editions" / name)
+
+
+@pytest.fixture
+def house(tmp_path):
+    return House(tmp_path)
+
+
+def half_written(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".json", ".svg")]
+
+
+# -- in slices --------------------------------------------------------------------------------------
+
+
+def stop_during(house: House, name: str, kind: str, sign: signal.Signals) -> None:
+    """Record until the lab or test of this kind marks that it runs; stop the recorder then."""
+    process = house.start(name)
+    try:
+        pid = wait_until(lambda: (house.root / f"{kind}.pid").exists() and (house.root / f"{kind}.pid").read_text())
+        processes = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(sign)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "stopped; what is recorded is kept, and the same command goes on" in said
+    assert int(pid) in [one.pid for one in processes]
+    assert all(ended(one.pid) for one in processes)
+    assert half_written(house.root / "editions") == []
+
+
+def wait_once(root: Path, kind: str) -> str:
+    """Code that, when it is run for the first time, says so and waits to be stopped."""
+    marker = str(root / f"{kind}.pid")
+    return (
+        f"import os, time; os.path.exists({marker!r}) or (open({marker!r}, 'x').write(str(os.getpid())),"
+        " time.sleep(100))"
+    )
+
+
+def test_an_edition_in_three_slices_equals_one_recorded_in_one_go(house):
+    """Stopped in a lab by SIGTERM, and in a test of a claim by Ctrl-C."""
+    house.lab("one", code=ON_RANKS)
+    house.lab("two")
+    house.lab("three", before=wait_once(house.root, "lab"))
+    for claim in ("sun", "moon"):
+        house.claim(claim, code=wait_once(house.root, "claim") if claim == "sun" else "pass")
+    stop_during(house, "slices", "lab", signal.SIGTERM)
+    assert house.edition("slices").labs().keys() == {"one"}, "three comes before two"
+    assert (house.edition("slices").folder / "manifest.json").exists(), "a part can be carried, too"
+    stop_during(house, "slices", "claim", signal.SIGINT)
+    assert house.edition("slices").labs().keys() == {"one", "two", "three"}
+    assert "sun" not in house.edition("slices").results()
+    status, said = house.record("slices")
+    assert status == 0, said
+    assert "0 of 3 labs" in said
+    assert house.record("whole")[0] == 0
+    slices, whole = house.edition("slices"), house.edition("whole")
+    found = compare(slices, whole)
+    assert (found.results, found.outputs, found.other_code, found.values) == ([], [], [], [])
+    assert (found.same_results, found.same_values) == (3 + 6, 3)
+    assert all(fact.a == fact.b for fact in found.facts)
+    for name, kept in slices.labs().items():
+        other = whole.labs()[name]
+        assert kept["key"] == other["key"]
+        assert [block["code"] for block in kept["blocks"]] == [block["code"] for block in other["blocks"]]
+    assert slices.labs()["one"]["blocks"][0]["printed"] == ["one printed", "rank 0 │ rank 0", "rank 1 │ rank 1"]
+    keys = [{claim: result["key"] for claim, result in one.results().items()} for one in (slices, whole)]
+    assert keys[0] == keys[1]
+    names = [sorted(str(path.relative_to(one.folder)) for path in one.folder.rglob("*")) for one in (slices, whole)]
+    assert names[0] == names[1]
+
+
+def test_a_lab_or_a_test_that_hangs_or_crashes_has_failed_and_the_others_go_on(house):
+    house.lab("a_hangs", before="import time; print('before'); time.sleep(100)")
+    house.lab("a_is_deaf", before="import signal, time; signal.signal(signal.SIGALRM, print); time.sleep(100)")
+    house.lab("b_crashes", before="import os; os.kill(os.getpid(), 11)")
+    house.lab("c_passes")
+    house.claim("hangs", code="time.sleep(100)")
+    house.claim("crashes", code="os.kill(os.getpid(), 11)")
+    status, said = house.record("bad", limit_s=5)
+    assert status == 1, said
+    labs, results = house.edition("bad").labs(), house.edition("bad").results()
+    assert labs["a-hangs"]["failed"].splitlines()[-1].endswith("OverTimeError: still ran after 5 s")
+    assert labs["a-hangs"]["blocks"][0]["printed"] == ["before"]
+    assert labs["a-is-deaf"]["failed"].startswith("still ran after 5 s, and did not end when it was interrupted")
+    assert labs["b-crashes"]["failed"] == "the process that ran it ended: SIGSEGV"
+    assert "failed" not in labs["c-passes"]
+    outcomes = {claim: result["outcome"] for claim, result in results.items()}
+    assert len(outcomes) == 6
+    assert {claim for claim, outcome in outcomes.items() if outcome == "failed"} == {"hangs", "crashes"}
+    assert results["crashes"]["why"] == "the process that ran it ended: SIGSEGV"
+    assert results["hangs"]["why"] == "Failed: still ran after 5 s"
+    assert "time.sleep(100)" in said, "the traceback"
+
+
+def test_what_does_not_fit_into_the_budget_is_not_started_and_what_does_is(house):
+    for name, seconds in (("long", 1000.0), ("short", 0.1)):
+        house.lab(name)
+        house.edition("other").write_lab(name, {**RECORDED, "seconds": seconds}, {})
+    house.edition("other").write_manifest()
+    house.claim("sun")
+    status, said = house.record("slice", "--plan")
+    assert "2 of 2 labs and 2 tests of claims to record on " in said
+    assert "estimate: 17 min (from the seconds of other; claims " in said
+    assert not house.edition("slice").folder.exists(), "a plan runs nothing"
+    status, said = house.record("slice", "--budget", "140")
+    assert status == 3, said
+    assert house.edition("slice").labs().keys() == {"short"}
+    assert "the budget is used up; 1 lab and 2 tests of claims left" in said
+    assert "long takes about 1000 s, more than a budget of 140 s: give a larger one" in said
+
+
+def test_what_runs_when_the_budget_ends_is_left_for_the_next_call(house):
+    house.lab("one", before="import time; time.sleep(4)")  # so that the other has less than the limit of a lab
+    house.lab("waits", before=wait_once(house.root, "lab"))
+    for name in ("one", "waits"):
+        house.edition("other").write_lab(name, {**RECORDED, "seconds": 0.1}, {})
+    house.edition("other").write_manifest()
+    status, said = house.record("slices", "--budget", "12", "--no-claims")
+    assert status == 3, said
+    assert "waits" not in house.edition("slices").labs()
+    assert house.record("slices", "--no-claims")[0] == 0
+    assert house.edition("slices").labs().keys() == {"one", "waits"}
+
+
+RECORDED = {
+    "key": "0" * 16,
+    "date": "2026-01-01T00:00:00+00:00",
+    "seconds": 10.0,
+    "machine": facts.machine(),
+    "launches": [{"ranks": 2, "times": 3, "backend": "gloo", "torch": "2", "nccl": None, "gpus": 0, "gpu": None}],
+    "values": {},
+    "blocks": [],
+    "read": [],
+}
+
+
+# -- the plan ---------------------------------------------------------------------------------------
+
+LABS = {lab_id(script): script for script in (ROOT / "gallery").glob("*/plot_*.py")}
+
+
+def test_the_list_of_what_comes_first_names_labs_that_exist_each_once_and_gives_a_reason():
+    first = [lab for _, group in plan.ORDER for lab in group]
+    assert set(first) - LABS.keys() == set()
+    assert len(first) == len(set(first))
+    assert all(reason for reason, _ in plan.ORDER)
+
+
+def test_what_is_not_in_the_list_comes_after_in_the_order_of_the_book():
+    first = [lab for _, group in plan.ORDER for lab in group]
+    order = list(plan.in_order(LABS))
+    assert order[: len(first)] == first
+    rest = [LABS[lab].parent.name for lab in order[len(first) :]]
+    assert list(dict.fromkeys(rest)) == list(plan.CHAPTERS)
+    in_conf = re.findall(r'"\.\./gallery/(\w+)"', (ROOT / "conf.py").read_text())
+    assert list(plan.CHAPTERS) == in_conf
+
+
+def test_a_gpu_adds_a_cuda_start_for_each_launch_that_was_recorded_without_one(tmp_path):
+    other = Edition(tmp_path / "other")
+    other.write_lab("one", RECORDED, {})
+    other.write_manifest()
+    times = [plan.Times.known(Edition(tmp_path / "new"), {"gpus": gpus}) for gpus in ([], ["H200"])]
+    assert [one.lab("one") for one in times] == [10.0, 10.0 + 3 * plan.CUDA_START_S]
+    assert times[0].sources == ["other"]
+    assert times[0].lab("two") == plan.UNKNOWN_S
+
+
+def test_files_are_dealt_so_that_processes_end_together():
+    files = {Path(name): seconds for name, seconds in [("a", 5.0), ("b", 4.0), ("c", 3.0), ("d", 2.0)]}
+    assert plan.shares(files, 2) == [[Path("a"), Path("d")], [Path("b"), Path("c")]]
+    assert plan.shares(files, 8) == [[Path(name)] for name in "abcd"]
+
+
+def test_processes_that_share_a_small_gpu_are_few(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16), raising=False)
+    assert plan.at_once({}) == 8
+    assert plan.at_once({"gpu memory in MiB": [16384.0, 81559.0]}) == 4
+    assert plan.at_once({"gpu memory in MiB": [None]}) == 8
+
+
+# -- the machine ------------------------------------------------------------------------------------
+
+SMI = """#!/bin/sh
+case "$1" in
+  --query-gpu=*)
+    echo "NVIDIA H200, GPU-aa, 580.1, 143771, 700.00, 1980, 3201, 345"
+    echo "NVIDIA H200, GPU-bb, 580.1, 143771, [N/A], 1980, 3201, 1200" ;;
+  topo) printf '\\t\\033[4mGPU0\\tGPU1\\033[0m\\nGPU0\\t X \\tNV18\\nGPU1\\tNV18\\t X \\n\\nLegend:\\n  X = Self\\n' ;;
+esac
+"""
+
+
+@pytest.fixture
+def two_gpus(tmp_path, monkeypatch):
+    """A machine whose nvidia-smi tells of two GPUs."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(SMI)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    facts._nvidia_smi.cache_clear()
+    yield program
+    facts._nvidia_smi.cache_clear()
+
+
+def test_gpus_are_what_nvidia_smi_tells_of_them(two_gpus, monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("NCCL_TOPO_FILE", "/home/somebody/topo.xml")
+    here = facts.machine()
+    assert (here["gpus"], here["driver"]) == (["NVIDIA H200", "NVIDIA H200"], "580.1")
+    assert facts.hardware() == {
+        "gpu memory in MiB": [143771.0, 143771.0],
+        "power limit in W": [700.0, None],
+        "highest SM clock in MHz": [1980.0, 1980.0],
+        "highest memory clock in MHz": [3201.0, 3201.0],
+        "SM clock at the start in MHz": [345.0, 1200.0],
+        "topology": ["        GPU0    GPU1", "GPU0     X      NV18", "GPU1    NV18     X"],
+        "switches": {"NCCL_DEBUG": "WARN"},
+    }
+
+
+@pytest.mark.parametrize(("visible", "count"), [("1", 1), ("GPU-bb", 1), ("0,1", 2), ("", 0), ("7", 0)])
+def test_gpus_that_cuda_may_not_see_are_not_counted(two_gpus, monkeypatch, visible, count):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert len(facts.machine()["gpus"]) == count
+
+
+@pytest.mark.parametrize("program", ["exit 9", "echo no devices were found; exit 6", "sleep 100"])
+def test_an_nvidia_smi_that_fails_or_hangs_is_no_obstacle(two_gpus, monkeypatch, program):
+    monkeypatch.setattr(facts, "_BOUND_S", 0.3)
+    two_gpus.write_text(f"#!/bin/sh\n{program}\n")
+    assert facts.machine()["cpu"]
+    facts.hardware()
+
+
+def test_another_clock_processor_or_python_beside_the_same_gpus_is_the_same_machine():
+    gpu = {**facts.machine(), "gpus": ["H200"], "driver": "580.1"}
+    assert facts.same_machine(gpu, {**gpu, "cpu": "another", "cores": 64, "python": "3.12.1"})
+    for fact, value in [("gpus", ["H200"] * 2), ("driver", "550"), ("torch", "2.11.0+cu130"), ("nccl", "2.30")]:
+        assert not facts.same_machine(gpu, {**gpu, fact: value}), fact
+    without = {**facts.machine(), "gpus": []}
+    assert not facts.same_machine(without, {**without, "cpu": "another"})
+
+
+def test_the_default_edition_is_of_one_machine_by_the_facts_that_matter():
+    edition = Edition(ROOT / "gallery/editions/cpu-gloo")
+    machines = [kept["machine"] for kept in edition.labs().values()]
+    assert all(facts.same_machine(machines[0], one) for one in machines)
