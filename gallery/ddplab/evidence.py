@@ -5,15 +5,12 @@ Only the standard library is used here: the book reads evidence without importin
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
-import platform
 import re
 import sys
 import threading
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -84,50 +81,6 @@ def _note_read(event: str, arguments: tuple[Any, ...]) -> None:
             _reads.add(found[1])
 
 
-def machine() -> dict[str, Any]:
-    """What the evidence of this machine depends on: processor, GPUs and driver, and the versions that pip installed.
-
-    Told without importing torch; launches add the backend.
-    """
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        cpu = next((line.split(":", 1)[1].strip() for line in info.open() if line.startswith("model name")), cpu)
-    driver = _first(Path("/proc/driver/nvidia/version"), r"Kernel Module\D*([\d.]+)")
-    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "gpus": [_first(card, r"Model:\s*(.+)") for card in cards],
-        "driver": driver,
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "torch": _torch("__version__"),
-        "cuda": _torch("cuda"),
-        "nccl": _nccl(),
-    }
-
-
-def _first(path: Path, pattern: str) -> str | None:
-    found = re.search(pattern, path.read_text(errors="replace")) if path.exists() else None
-    return found[1].strip() if found else None
-
-
-def _torch(name: str) -> str | None:
-    """A fact of the installed torch, with its build: ``pip`` would say 2.13.0 of 2.13.0+cu130."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    return _first(Path(spec.origin).with_name("version.py"), rf"(?m)^{name}\b[^=]*= *['\"]([^'\"]+)")
-
-
-def _nccl() -> str | None:
-    """The version of NCCL that came with torch's wheel, if one did."""
-    names = (found.metadata["Name"] or "" for found in metadata.distributions())
-    name = next((name for name in names if name.startswith("nvidia-nccl")), None)
-    return metadata.version(name) if name else None
-
-
 # -- the file ---------------------------------------------------------------------------------------
 
 
@@ -156,8 +109,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON object whole, or leave the file as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _plain(name: str, value: Any) -> float | int | str:

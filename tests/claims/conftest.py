@@ -18,6 +18,7 @@ import pytest
 
 from ddplab import evidence
 from ddplab.recording.keys import claim_key
+from ddplab.recording.machine import machine, same_machine
 
 HERE = Path(__file__).parent
 _WORST_FIRST = ("failed", "skipped", "passed")
@@ -52,7 +53,7 @@ def _is_recorded(folder: Path, item: pytest.Item) -> bool:
         return False
     kept, properties = json.loads(path.read_text(encoding="utf-8")), dict(item.user_properties)
     results = [kept["results"].get(claim) for claim in properties["claims"]]
-    return kept["machine"] == evidence.machine() and all(
+    return same_machine(kept["machine"], machine()) and all(
         result
         and result["outcome"] != "failed"
         and result["key"] == _key(item.path, properties["test"], result["read"])
@@ -119,12 +120,12 @@ class Results:
         path = self.folder / f"{test_file.stem}.json"
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")  # noqa: UP017  also 3.10
         result |= {"key": _key(test_file, result["test"], result["read"]), "date": date}
-        machine = evidence.machine()
+        here = machine()
         old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        kept = old["results"] if old.get("machine") == machine else {}
+        kept = old["results"] if same_machine(old.get("machine", {}), here) else {}
         stated = {node.value for node in ast.walk(ast.parse(test_file.read_text())) if isinstance(node, ast.Constant)}
         results = {one: kept[one] for one in kept if one in stated} | {claim: result}
-        evidence.write_json(path, {"machine": machine, "results": results})
+        evidence.write_json(path, {"machine": here, "results": results})
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:

@@ -309,9 +309,9 @@ def test_a_lab_that_fails_is_recorded_so_and_the_others_go_on(empty):
 
 @pytest.mark.parametrize(("fact", "value"), [("torch", "2.13.0+cu130"), ("gpus", ["H200"]), ("driver", "580.1")])
 def test_what_another_machine_recorded_is_run_again(house, monkeypatch, fact, value):
-    from ddplab import evidence
+    from ddplab.recording.machine import machine
 
-    there = {**evidence.machine(), fact: value}
+    there = {**machine(), fact: value}
     for path in (house.root / "gallery/editions").glob("base/*/*.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "machine": there}))
     assert house.record() == {"one", "two", "three", "sun", "moon"}

@@ -24,6 +24,7 @@ from typing import Any
 from .. import evidence
 from .edition import DamagedError, Edition
 from .keys import KIT, block_key, lab_key
+from .machine import machine, same_machine
 from .script import code_blocks, lab_id, run, small_svg
 
 ROOT = KIT.parents[1]
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def record_labs(edition: Edition, labs: dict[str, Path], *, fresh: bool, deadline: float) -> tuple[list[str], int]:
     """Run the labs that are not recorded; return which failed, and how many are left when the time is up."""
-    here = evidence.machine()
+    here = machine()
     todo = [name for name, script in labs.items() if fresh or not _is_recorded(edition, name, script, here)]
     failed: list[str] = []
     for place, name in enumerate(_progress(todo)):
@@ -115,7 +116,7 @@ def record_lab(name: str, script: Path) -> tuple[dict[str, Any], dict[str, str]]
         "key": lab_key(script, kept["read"]),
         "date": date,
         "seconds": round(time.monotonic() - began_s, 1),
-        "machine": evidence.machine(),
+        "machine": machine(),
         "blocks": [
             {"code": block_key(block.code), **shown} for block, shown in zip(blocks, outcome.blocks, strict=False)
         ],
@@ -128,7 +129,7 @@ def _is_recorded(edition: Edition, name: str, script: Path, here: dict[str, Any]
     kept = edition.lab(name)
     if kept is None or kept.get("failed"):
         return False
-    return bool(kept["machine"] == here and kept["key"] == lab_key(script, kept["read"]))
+    return bool(same_machine(kept["machine"], here) and kept["key"] == lab_key(script, kept["read"]))
 
 
 def _expected_s(edition: Edition, name: str) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evidence import write_json
+from .machine import differences
 
 _LAB = ("key", "date", "machine", "launches", "values", "blocks")
 _RESULT = ("outcome", "key", "launches", "date")
@@ -58,6 +59,24 @@ class Edition:
                     raise DamagedError(f"{path.with_name(figure['file'])} is missing; {_ADVICE}")
         return kept
 
+    def labs(self) -> dict[str, dict[str, Any]]:
+        """What the edition has of every lab.
+
+        Raises:
+            DamagedError: a file is damaged or missing.
+        """
+        names = (path.stem for path in sorted(self.folder.glob("labs/*.json")))
+        return {name: kept for name in names if (kept := self.lab(name))}
+
+    def hardware(self) -> dict[str, Any]:
+        """More about its GPUs, such as their memory; empty if nothing is known.
+
+        Raises:
+            DamagedError: the manifest is damaged.
+        """
+        path = self.folder / "manifest.json"
+        return dict(read_json(path).get("hardware", {})) if path.exists() else {}
+
     def has_claims(self) -> bool:
         """Whether results of claims are recorded."""
         return any(self.folder.glob("claims/*.json"))
@@ -81,6 +100,7 @@ class Edition:
         """Replace what the edition has of a lab; ``figures`` maps file names to SVG."""
         path = self.lab_file(lab)
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # interrupted from here on, the lab counts as not recorded
         for name, svg in figures.items():
             path.with_name(name).write_text(svg, encoding="utf-8")
         write_json(path, kept)
@@ -92,22 +112,25 @@ class Edition:
         """Remove what was recorded of labs and test files that are gone."""
         kept_labs, kept_files = set(labs), {self.claims_file(path) for path in test_files}
         for path in self.folder.glob("labs/*"):
-            if path.stem not in kept_labs and path.stem.rpartition("-")[0] not in kept_labs:
+            if path.suffix == ".tmp" or (path.stem not in kept_labs and path.stem.rpartition("-")[0] not in kept_labs):
                 path.unlink()
         for path in set(self.folder.glob("claims/*.json")) - kept_files:
             path.unlink()
 
-    def write_manifest(self) -> list[str]:
-        """Sum up what the edition ran on, over all labs; return what does not fit together."""
-        labs = {path.stem: read_json(path, *_LAB) for path in sorted(self.folder.glob("labs/*.json"))}
+    def write_manifest(self, hardware: dict[str, Any] | None = None) -> list[str]:
+        """Sum up what the edition ran on, over all labs; return what does not fit together.
+
+        Args:
+            hardware: more about the GPUs of this machine; what the manifest has of it stays if this is None.
+        """
+        labs = self.labs()
         if not labs:
             return []
         problems = []
         machines = {name: kept["machine"] for name, kept in labs.items()}
         machine = next(iter(machines.values()))
         for name, other in machines.items():
-            differ = [fact for fact in machine if other.get(fact) != machine[fact]]
-            if differ:
+            if differ := differences(machine, other):
                 problems.append(f"{name} ran on another machine: {_differences(machine, other, differ)}")
         launches = [(name, launch) for name, kept in labs.items() for launch in kept["launches"]]
         for name, launch in launches:
@@ -120,6 +143,7 @@ class Edition:
             {
                 "edition": self.name,
                 "machine": machine,
+                "hardware": self.hardware() if hardware is None else hardware,
                 "torch": sorted({launch["torch"] for launch in seen}),
                 "nccl": sorted({launch["nccl"] for launch in seen if launch["nccl"]}),
                 "gpus": sorted({f"{launch['gpus']} × {launch['gpu']}" for launch in seen if launch["gpu"]}),
