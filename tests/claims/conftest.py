@@ -21,6 +21,7 @@ from ddplab.recording.keys import claim_key
 from ddplab.recording.machine import machine, same_machine
 
 HERE = Path(__file__).parent
+_SHOWN_LINES = 60  # of the output of a claim that failed
 _WORST_FIRST = ("failed", "skipped", "passed")
 _UNFINISHED = 3  # exit status: the time is up, and tests are left
 
@@ -107,6 +108,9 @@ class Results:
             result["seconds"] = round(result["seconds"] + report.duration, 3)
             if "why" in properties:
                 result["why"] = properties["why"]
+            if report.failed:  # what an edition shows of it
+                said = report.longreprtext.replace(f"{self.root}/", "").splitlines()
+                result.setdefault("failed", "\n".join(said[-_SHOWN_LINES:]))
             if report.when == "call":
                 result["launches"] += [one for one in properties.get("launches", ()) if one not in result["launches"]]
                 result["read"] = sorted({*result["read"], *properties.get("read", ())})
