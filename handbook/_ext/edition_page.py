@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
-from labs import all_labs, edition, edition_of, lab_evidence, read_json
+from labs import Lab, all_labs, edition, edition_of, lab_evidence, read_json
 
 _NEEDED = ("edition", "machine", "torch", "nccl", "gpus", "backends", "world_sizes", "commit")
 
@@ -32,13 +32,15 @@ class EditionManifest(SphinxDirective):
             ranks = ", ".join(str(n) for n in sorted({launch["ranks"] for launch in shown["launches"]})) or "none"
             note = "; stale: the code changed since" if shown["stale"] else ""
             note += "; failed" if shown.get("failed") else f"; {shown['needs']}" if shown.get("needs") else ""
-            rows.append([self._link(lab.docname, lab.id), source + note, ranks, shown["date"][:10]])
+            rows.append([lab_link(self, lab), source + note, ranks, shown["date"][:10]])
         result.append(table(rows, ["Lab", "Shown from", "Ranks", "Run on"]))
         return result
 
-    def _link(self, docname: str, text: str) -> nodes.Node:
-        found, _ = self.parse_inline(f"{{doc}}`{text} </{docname}>`")
-        return found[0]
+
+def lab_link(directive: SphinxDirective, lab: Lab) -> nodes.Node:
+    """The id of a lab, which leads to its page."""
+    found, _ = directive.parse_inline(f"{{doc}}`{lab.id} </{lab.docname}>`")
+    return found[0]
 
 
 def _machine_rows(manifest: dict[str, Any]) -> list[list[Any]]:

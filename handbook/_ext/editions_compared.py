@@ -15,7 +15,7 @@ from sphinx.util.docutils import SphinxDirective
 import labs
 from ddplab.recording.diff import Comparison, compare
 from ddplab.recording.edition import DamagedError, Edition
-from edition_page import table
+from edition_page import lab_link, table
 from editions import recorded_editions
 from measured import value_text
 from problems import Stop
@@ -39,12 +39,16 @@ class EditionsCompared(SphinxDirective):
             raise Stop(str(error)) from None
         facts = _beside(pairs, lambda pair: (((fact.name,), _fact(fact.a), _fact(fact.b)) for fact in pair.facts))
         facts += [[what, *[one[what] for one in counts]] for what in sorted(set().union(*counts))]
-        shown: list[nodes.Node] = [table(facts, ["", *names])]
+        shown: list[nodes.Node] = [table(facts, ["Fact", *names])]
+        known = labs.all_labs()
         if results := _beside(pairs, _results):
-            shown += [nodes.rubric("", "Results that differ"), table(results, ["", "", *names])]
-        if values := _beside(pairs, _values):
-            place = {name: number for number, name in enumerate(labs.all_labs())}
-            values.sort(key=lambda row: place.get(row[0], len(place)))
+            for row in results:
+                row[1] = lab_link(self, known[row[1]]) if row[0] == "lab" and row[1] in known else row[1]
+            shown += [nodes.rubric("", "Results that differ"), table(results, ["Kind", "Name", *names])]
+        if values := [row for row in _beside(pairs, _values) if row[0] in known]:
+            values.sort(key=lambda row: list(known).index(row[0]))
+            for row in values:
+                row[0] = lab_link(self, known[row[0]])
             # Too many for paper: in the web book only.
             tables = [nodes.rubric("", "Values that differ"), table(values, ["Lab", "Value", *names])]
             shown.append(addnodes.only("", *tables, expr="builder_html"))

@@ -115,7 +115,7 @@ def _facts(shown: dict[str, Any]) -> dict[str, str]:
     named = {"gloo": "gloo", "nccl": "NCCL"}
     return {
         "name": shown["edition"],
-        "device": " and ".join(shown["gpus"]) or f"{machine['cores']} cores of an {machine['cpu']} processor",
+        "device": " and ".join(shown["gpus"]) or f"a CPU ({machine['cpu']}, {machine['cores']} cores)",
         "backend": " and ".join(named.get(name, name) for name in sorted(shown["backends"])),
         "torch": " and ".join(version.partition("+")[0] for version in shown["torch"]),
         "nccl": " and ".join(shown["nccl"]) or "no NCCL",

@@ -301,7 +301,7 @@ def test_what_fails_in_an_edition_is_shown_with_its_output(two_editions):
 def test_editions_stand_side_by_side(two_editions):
     page = two_editions.page("chapter")
     rows = [[cell.get_text().strip() for cell in row.select("th, td")] for row in page.select("table tr")]
-    assert ["", "base", "other"] in rows
+    assert ["Fact", "base", "other"] in rows
     assert ["labs: failed", "0", "1"] in rows
     assert ["claims: passed", "2", "1"] in rows
     assert ["lab", "two", "passed", "failed: RuntimeError: it broke"] in rows
