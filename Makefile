@@ -3,7 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     ?= $(VENV)/bin/python
 SPHINX = $(PY) -m sphinx -c . -j auto -d _build/doctrees/book -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
-DECKS  = $(PY) -m sphinx -d _build/doctrees/slides -W --keep-going
+DECKS  = $(PY) -m sphinx -d _build/doctrees/slides -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
+# Without EDITION= the web book holds all editions: the default one, and the others below it, each in editions/<name>.
+FRONT  = $(shell sed -n 's/^labs_default_edition = "\(.*\)"/\1/p' conf.py)
+BESIDE = $(if $(EDITION),,$(filter-out $(FRONT),$(patsubst gallery/editions/%/manifest.json,%,$(wildcard gallery/editions/*/manifest.json))))
+SWITCH = $(if $(BESIDE),-D labs_editions=all)
 # Tests wait more than they compute: two for each core.
 PARALLEL = -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') * 2 ))
 # What is installed: "book" reads it (no torch), "labs" runs it, "test" has everything.
@@ -27,7 +31,8 @@ $(VENV)/book $(VENV)/labs $(VENV)/test: $(VENV)/%: $(VENV)/pip
 	@touch $@ $(if $(filter test,$*),$(VENV)/book $(VENV)/labs)
 
 html: $(call ready,book) ## the book for a browser: _build/html/index.html (EDITION=name renders that edition)
-	$(SPHINX) -b html handbook _build/html
+	$(SPHINX) $(SWITCH) -b html handbook _build/html
+	@$(foreach name,$(BESIDE),$(SPHINX) $(SWITCH) -D labs_edition=$(name) -d _build/doctrees/$(name) -b html handbook _build/html/editions/$(name) &&) true
 
 pdf: html ## the book and each chapter in print: _build/pdf/
 	$(SPHINX) -b bookpdf handbook _build/pdf

@@ -11,10 +11,11 @@ project = book.project
 author = copyright = book.author
 language = book.language
 
-extensions = ["myst_parser", "sphinx_design", "lab_embed", "lanes", "figures", "measured"]
+extensions = ["myst_parser", "sphinx_design", "lab_embed", "lanes", "figures", "measured", "when"]
 extensions += ["explorers", "interval_calculator", "math_svg", "decks"]
 exclude_patterns = ["_static"]
 myst_enable_extensions = book.myst_enable_extensions
+labs_default_edition = book.labs_default_edition
 html_math_renderer = book.html_math_renderer
 nitpicky = True
 

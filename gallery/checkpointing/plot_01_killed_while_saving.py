@@ -150,5 +150,5 @@ ax.set(xlabel="ms from the beginning of the save to the kill", ylim=(2.5, -0.5))
 # What this does not mean
 # -----------------------
 #
-# That ``fsync`` is idle. A killed process loses nothing that it has written, since the kernel keeps it; a power cut does, and no kill can show that (not run here).
+# That ``fsync`` is idle. A killed process loses nothing that it has written, since the kernel keeps it; a power cut does, and no kill can show that (not run).
 # Nor that the draft is cleaned up: it lies there until somebody removes it, as the manager does at its next save.

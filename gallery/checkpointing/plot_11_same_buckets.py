@@ -223,4 +223,4 @@ axes[1].set(xlabel="number in the bucket", xticks=[0, length, 2 * length, left])
 # -----------------------
 #
 # That the resumed run is wrong: each of the sums is right in its order, and :doc:`/labs/checkpointing/plot_12_two_fixes` makes them equal.
-# Nor that your GPUs do the same: NCCL chooses its algorithm by size and network, and cuts elsewhere (not run here).
+# Nor that your GPUs do the same: NCCL chooses its algorithm by size and network, and cuts elsewhere (not run).

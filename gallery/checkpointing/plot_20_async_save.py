@@ -209,4 +209,4 @@ assert said[1:] == ["a of step 1  b of step 1", "a of step 2  b of step 1"]
 # What this does not mean
 # -----------------------
 #
-# That a GPU stalls as long: there the copy goes to the host, and pinned memory matters (not run here).
+# That a GPU stalls as long: there the copy goes to the host, and pinned memory matters (not run).

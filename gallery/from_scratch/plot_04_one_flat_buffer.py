@@ -107,7 +107,7 @@ ax.set_title("The same bytes cost more in more messages")
 # --------------
 #
 # - The bytes did not change, and the bits did not either; only the number of messages did.
-# - Each message costs about :measured:`one-flat-buffer.per_message:.0f` before its first byte counts: that is the latency :math:`\alpha` of :ref:`internals-collectives`, here of gloo between two processes that share a machine.
+# - Each message costs about :measured:`one-flat-buffer.per_message:.0f` before its first byte counts: that is the latency :math:`\alpha` of :ref:`internals-collectives`, here of the stamp's backend between two processes that share a machine.
 #   :measured:`one-flat-buffer.messages` one after the other pay it that many times.
 #
 # What this does not mean

@@ -88,7 +88,7 @@ def fsdp():
 
 
 # %%
-# ``nn.DataParallel`` is one process that needs several GPUs, so it cannot run here; this is its *idea*, written with ranks in place of GPUs.
+# ``nn.DataParallel`` is one process that needs several GPUs, so it is not run; this is its *idea*, written with ranks in place of GPUs.
 # Rank 0 owns the model: it hands out the weights, gathers the outputs, computes the loss alone, hands out its gradient, and collects the gradients of the weights.
 
 
@@ -253,6 +253,6 @@ right.set_title("What a step costs, here", fontsize=9.5)
 # What this does not mean
 # -----------------------
 #
-# That FSDP2 is this much slower: the layers are tiny, gloo does its reduce-scatter as an all-reduce of everything (recorded above), and ranks share this machine's cores; NCCL has the real one.
+# That FSDP2 is this much slower: the layers are tiny, ranks share a machine, and gloo does its reduce-scatter as an all-reduce of everything (the recorder shows it where the ranks use gloo); NCCL has the real one.
 # That bytes *between* steps are the peak: activations, the layer that FSDP2 has just gathered, and what an allocator keeps come on top.
 # And the last row is an idea, not ``nn.DataParallel``: that has threads in place of processes, and Python's lock between them.

@@ -144,6 +144,7 @@ def _unproved(claims: list[Entry], proofs: dict[str, Proof], app: Sphinx) -> Ite
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives, their nodes and the check."""
+    app.setup_extension("labs")
     app.add_domain(ClaimRegister)
     app.add_directive("claim", ClaimDirective)
     app.add_directive("claims-list", ClaimsList)

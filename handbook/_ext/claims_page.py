@@ -99,10 +99,13 @@ class ShowClaims(SphinxPostTransform):
             if "refid" in link:  # leads to a place beside the claim, not beside its copy
                 link.replace_self(nodes.inline("", "", *link.children))
         state = nodes.inline("", result.state, classes=["claim-state", f"claim-{result.state.replace(' ', '-')}"])
-        where = f": {result.why or result.where}" if result.where else " in this edition"
+        where = f": {result.where if result.failed else result.why or result.where}" if result.where else " in this edition"
+        where = f", so it does not hold here{where}" if result.state == "failed" else where
         stale = " · stale: the test changed since" if result.stale else ""
         place = self._link(name, "place", nodes.inline("", "Its place in the text"))
         entry += nodes.paragraph("", "", state, nodes.Text(f"{where}{stale}. "), place, classes=["claim-result"])
+        if result.failed:
+            entry += nodes.literal_block(result.failed, result.failed, language="none", classes=["claim-failed"])
         if proof:
             code = nodes.literal_block(proof.source, proof.source, language="python")
             entry += claim_test("", code, label=f"tests/claims/{proof.path.name}::{proof.name}")

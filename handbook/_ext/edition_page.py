@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
-from labs import all_labs, edition, edition_of, lab_evidence, read_json
+from labs import Lab, all_labs, edition, edition_of, lab_evidence, read_json
 
 _NEEDED = ("edition", "machine", "torch", "nccl", "gpus", "backends", "world_sizes", "commit")
 
@@ -23,23 +23,24 @@ class EditionManifest(SphinxDirective):
         result: list[nodes.Node] = []
         if path.exists():
             self.env.note_dependency(str(path))
-            result.append(_table(_machine_rows(read_json(path, *_NEEDED))))
+            result.append(table(_machine_rows(read_json(path, *_NEEDED))))
         rows = []
         for lab in all_labs().values():
-            self.env.note_dependency(str(lab.evidence_file))
-            shown = lab_evidence(lab)
+            self.env.note_dependency(str(lab.shown_file(self.config)))
+            shown = lab_evidence(lab, self.config)
             source = "executed here" if shown["edition"] == "here" else f"edition {shown['edition'] or 'none'}"
             ranks = ", ".join(str(n) for n in sorted({launch["ranks"] for launch in shown["launches"]})) or "none"
             note = "; stale: the code changed since" if shown["stale"] else ""
             note += "; failed" if shown.get("failed") else f"; {shown['needs']}" if shown.get("needs") else ""
-            rows.append([self._link(lab.docname, lab.id), source + note, ranks, shown["date"][:10]])
-        head = [nodes.Text(text) for text in ("Lab", "Shown from", "Ranks", "Run on")]
-        result.append(_table(rows, head))
+            rows.append([lab_link(self, lab), source + note, ranks, shown["date"][:10]])
+        result.append(table(rows, ["Lab", "Shown from", "Ranks", "Run on"]))
         return result
 
-    def _link(self, docname: str, text: str) -> nodes.Node:
-        found, _ = self.parse_inline(f"{{doc}}`{text} </{docname}>`")
-        return found[0]
+
+def lab_link(directive: SphinxDirective, lab: Lab) -> nodes.Node:
+    """The id of a lab, which leads to its page."""
+    found, _ = directive.parse_inline(f"{{doc}}`{lab.id} </{lab.docname}>`")
+    return found[0]
 
 
 def _machine_rows(manifest: dict[str, Any]) -> list[list[Any]]:
@@ -59,18 +60,19 @@ def _machine_rows(manifest: dict[str, Any]) -> list[list[Any]]:
     return [[name, str(value)] for name, value in facts.items()]
 
 
-def _table(rows: list[list[Any]], head: list[Any] | None = None) -> nodes.table:
+def table(rows: list[list[Any]], head: list[Any] | None = None) -> nodes.table:
+    """A table of texts and inline nodes."""
     columns = len(rows[0])
     group = nodes.tgroup(cols=columns)
     group.extend(nodes.colspec(colwidth=1) for _ in range(columns))
     if head:
         group += nodes.thead("", _row(head))
     group += nodes.tbody("", *[_row(row) for row in rows])
-    return nodes.table("", group, classes=["manifest"])
+    return nodes.table("", group, classes=["manifest", "colwidths-auto"])
 
 
 def _row(cells: list[Any]) -> nodes.row:
-    texts = [cell if isinstance(cell, nodes.Node) else nodes.Text(cell) for cell in cells]
+    texts = [cell if isinstance(cell, nodes.Node) else nodes.Text(str(cell)) for cell in cells]
     return nodes.row("", *[nodes.entry("", nodes.paragraph("", "", text)) for text in texts])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -60,34 +61,34 @@ def choose(app: Sphinx) -> None:
     app.stale_labs = []  # type: ignore[attr-defined]
     try:
         for lab in all_labs().values():
-            shown = _evidence(lab, dict.fromkeys([edition_of(config), config.labs_default_edition]))
+            shown = _evidence(lab, edition_of(config), config.labs_default_edition)
             if shown["stale"] or not shown["edition"]:
                 app.stale_labs.append(lab.id)  # type: ignore[attr-defined]
             if shown.get("failed") and shown["edition"] == config.labs_default_edition and not shown["stale"]:
                 raise Stop(f"the lab {lab.id} failed in the default edition:\n{shown['failed']}")
-            if not lab.evidence_file.exists() or read_shown(lab) != shown:
-                write_json(lab.evidence_file, shown)
+            if read_shown(lab.shown_file(config)) != shown:
+                write_json(lab.shown_file(config), shown)
     except (DamagedError, ValueError) as error:
         raise Stop(str(error)) from None
 
 
-def read_shown(lab: Lab) -> dict[str, Any] | None:
-    """What an earlier build has shown; None if that file is damaged: it is written again."""
+def read_shown(path: Path) -> dict[str, Any] | None:
+    """What an earlier build has shown; None if that file is missing or damaged: it is written again."""
     try:
-        return labs.read_json(lab.evidence_file)
+        return labs.read_json(path)
     except Stop:
         return None
 
 
-def _evidence(lab: Lab, names: dict[str, None]) -> dict[str, Any]:
-    """What the first edition that has the lab says of it."""
-    for name in names:
+def _evidence(lab: Lab, chosen: str, default: str) -> dict[str, Any]:
+    """What the chosen edition says of a lab, or, where it does not have the lab, the default one."""
+    for name in dict.fromkeys([chosen, default]):
         kept = edition(name).lab(lab.id) if name else None
         if kept is not None:
             stale = kept["key"] != lab_key(lab.script, kept["read"])
             folder = os.path.relpath(edition(name).lab_file(lab.id).parent, labs.ROOT)
-            return {**kept, "edition": name, "folder": folder, "stale": stale}
-    return {**_NOTHING, "edition": "", "folder": "", "stale": False}
+            return {**kept, "edition": name, "borrowed": name != chosen, "folder": folder, "stale": stale}
+    return {**_NOTHING, "edition": "", "borrowed": False, "folder": "", "stale": False}
 
 
 def recorded_editions() -> list[str]:
@@ -117,9 +118,8 @@ def finish(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the configuration values that the Makefile sets, and the hooks."""
-    app.add_config_value("labs_default_edition", "", "env", str)
-    app.add_config_value("labs_edition", "", "env", str)
+    """Register the hooks."""
+    app.setup_extension("labs")
     app.connect("builder-inited", take_turns, priority=80)
     app.connect("builder-inited", choose, priority=100)
     app.connect("builder-inited", mark_generated, priority=900)

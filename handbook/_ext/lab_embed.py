@@ -59,15 +59,15 @@ class Embed(SphinxDirective):
     def missing(self, lab: labs.Lab, available: int) -> list[nodes.Node]:
         """A sentence in place of a piece that this edition lacks because the lab failed there, or was not shown."""
         given = self.arguments[1] if len(self.arguments) > 1 else ""
-        reason = not_shown(labs.lab_evidence(lab))
+        reason = not_shown(labs.lab_evidence(lab, self.config))
         if not reason or (given.isdigit() and int(given) <= available):
             return []
         return [nodes.note("", nodes.paragraph("", reason), self.link(lab, f"lab {lab.id}"))]
 
     def stamp(self, lab: labs.Lab) -> nodes.paragraph:
         """What it ran on, as a link to the lab where the lab is part of the same project."""
-        self.env.note_dependency(lab.evidence_file)
-        return self.link(lab, stamp_text(labs.lab_evidence(lab)))
+        self.env.note_dependency(str(lab.shown_file(self.config)))
+        return self.link(lab, stamp_text(labs.lab_evidence(lab, self.config)))
 
     def link(self, lab: labs.Lab, text: str) -> nodes.paragraph:
         """Small print below the piece."""
@@ -93,7 +93,7 @@ class LabFigure(Embed):
         alt = " ".join((self.options.get("alt") or "").split())
         if not alt:
             raise EmbedError("add :alt: and say what the figure shows, for those who cannot see it")
-        stamp, evidence = self.stamp(lab), labs.lab_evidence(lab)
+        stamp, evidence = self.stamp(lab), labs.lab_evidence(lab, self.config)
         images = [figure["file"] for block in evidence["blocks"] for figure in block.get("figures", ())]
         if missing := self.missing(lab, len(images)):
             return missing
@@ -124,8 +124,8 @@ class LabOutput(Embed):
 
     def show(self, lab: labs.Lab) -> list[nodes.Node]:
         """A literal block; `lanes` gives ranks their colours."""
-        stamp = self.stamp(lab)
-        blocks = ["\n".join(block["printed"]) for block in labs.lab_evidence(lab)["blocks"] if "printed" in block]
+        stamp, evidence = self.stamp(lab), labs.lab_evidence(lab, self.config)
+        blocks = ["\n".join(block["printed"]) for block in evidence["blocks"] if "printed" in block]
         if missing := self.missing(lab, len(blocks)):
             return missing
         text = blocks[self.number("printed block", len(blocks)) - 1]
@@ -179,6 +179,7 @@ class LabStamp(Embed):
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
+    app.setup_extension("labs")
     app.add_directive("lab-figure", LabFigure)
     app.add_directive("lab-output", LabOutput)
     app.add_directive("lab-code", LabCode)

@@ -26,21 +26,21 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
     for note in list(doctree.findall(nodes.note)):
         if "sphx-glr-download-link-note" in note["classes"]:
             note.parent.remove(note)
-    app.env.note_dependency(str(lab.evidence_file))
-    evidence = lab_evidence(lab)
+    app.env.note_dependency(str(lab.shown_file(app.config)))
+    evidence = lab_evidence(lab, app.config)
     title = next(iter(doctree.findall(nodes.title)))
     stamp = nodes.paragraph("", stamp_text(evidence), classes=["stamp"])
     title.parent.insert(title.parent.index(title) + 1, stamp)
     code = [block for block in doctree.findall(nodes.literal_block) if _is_code(block)]
-    for block, recorded in zip(code, _matching(code, evidence["blocks"]), strict=True):
+    failed = min(len(evidence["blocks"]), len(code)) - 1 if evidence.get("failed") else None
+    for number, (block, recorded) in enumerate(zip(code, _matching(code, evidence["blocks"]), strict=True)):
         outputs = list(_outputs(lab, evidence, recorded))
+        if number == failed:
+            said = evidence["failed"]
+            outputs.append(nodes.literal_block(said, said, language="pytb", classes=["lab-failed"]))
         block.parent[block.parent.index(block) + 1 : block.parent.index(block) + 1] = outputs
     if reason := not_shown(evidence):
         stamp.parent.insert(stamp.parent.index(stamp) + 1, nodes.note("", nodes.paragraph("", reason)))
-        if evidence.get("failed") and code:
-            last = code[max(0, min(len(evidence["blocks"]), len(code)) - 1)]
-            trace = nodes.literal_block(evidence["failed"], evidence["failed"], language="pytb", classes=["lab-failed"])
-            last.parent.insert(last.parent.index(last) + 1, trace)
 
 
 def not_shown(evidence: dict[str, Any]) -> str:

@@ -16,7 +16,10 @@ class EmbedError(ValueError):
 
 
 def stamp_text(evidence: dict[str, Any]) -> str:
-    """What a lab ran on: ``2 ranks · gloo · AMD EPYC, 2 cores · torch 2.13.0 · 2026-11-21``."""
+    """What a lab ran on: ``2 ranks · gloo · AMD EPYC, 2 cores · torch 2.13.0 · 2026-11-21``.
+
+    Evidence of another edition than the one that is rendered says so.
+    """
     if not evidence["date"]:
         return "not run yet"
     launches, machine = evidence["launches"], evidence["machine"]
@@ -35,6 +38,7 @@ def stamp_text(evidence: dict[str, Any]) -> str:
         " and ".join(gpus) or f"{machine['cpu']}, {machine['cores']} cores",
         " · ".join(sorted(versions, key=str.lower, reverse=True)),
         evidence["date"][:10],
+        f"from the edition {evidence['edition']}" if evidence.get("borrowed") else "",
         "stale: the code changed since" if evidence["stale"] else "",
     ]
     return " · ".join(filter(None, parts))

@@ -41,10 +41,9 @@ class Lab:
         """Name of the lab's page."""
         return f"labs/{self.generated.name}/{self.script.stem}"
 
-    @property
-    def evidence_file(self) -> Path:
-        """The evidence that this build shows; `editions` puts it there, so that pages can depend on it."""
-        return self.generated / f"{self.script.stem}.evidence.json"
+    def shown_file(self, config: Config) -> Path:
+        """The evidence that a build of its edition shows; `editions` puts it there, so that pages can depend on it."""
+        return self.generated / f"{self.script.stem}.{edition_of(config)}.json"
 
 
 def all_labs() -> dict[str, Lab]:
@@ -65,15 +64,16 @@ def _labs_in(gallery: Path, _folders: tuple[tuple[str, int], ...]) -> dict[str, 
     return found
 
 
-def lab_evidence(lab: Lab) -> dict[str, Any]:
-    """The evidence that this build shows for ``lab``: as recorded, and ``edition``, ``folder`` and ``stale``."""
-    path = lab.evidence_file
+def lab_evidence(lab: Lab, config: Config) -> dict[str, Any]:
+    """What this build shows of a lab: as recorded, ``edition``, ``borrowed`` (of another), ``folder``, ``stale``."""
+    path = lab.shown_file(config)
     return _shown(path, path.stat().st_mtime_ns if path.exists() else 0)
 
 
 @functools.lru_cache(maxsize=1024)
 def _shown(path: Path, _modified: int) -> dict[str, Any]:
-    return read_json(path, "key", "date", "machine", "launches", "values", "blocks", "edition", "folder", "stale")
+    needed = ("key", "date", "machine", "launches", "values", "blocks", "edition", "borrowed", "folder", "stale")
+    return read_json(path, *needed)
 
 
 def edition_of(config: Config) -> str:
@@ -134,7 +134,9 @@ def _digest() -> str:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register what labs' index pages get."""
+    """Register the configuration values that the Makefile sets, and what labs' index pages get."""
+    app.add_config_value("labs_default_edition", "", "env", str)
+    app.add_config_value("labs_edition", "", "env", str)
     # A configuration value, because Sphinx builds all pages again when one changes; these files decide how they look.
     app.add_config_value("extensions_digest", _digest(), "env", str)
     app.connect("doctree-read", list_labs)

@@ -25,7 +25,10 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 
 class measured(nodes.inline):  # noqa: N801  docutils names nodes so
-    """A measured value; attribute ``source`` says where it comes from."""
+    """A measured value; attribute ``source`` says where it comes from.
+
+    A value of another edition than the rest of the page is followed by that edition's name.
+    """
 
 
 class MeasuredRole(SphinxRole):
@@ -46,9 +49,9 @@ class MeasuredRole(SphinxRole):
         lab = labs.all_labs().get(target["lab"])
         if lab is None:
             raise ValueError(f"there is no lab {target['lab']!r}{which(target['lab'], labs.all_labs())}")
-        self.env.note_dependency(lab.evidence_file)
+        self.env.note_dependency(str(lab.shown_file(self.config)))
         try:
-            evidence = labs.lab_evidence(lab)
+            evidence = labs.lab_evidence(lab, self.config)
         except Stop as error:
             raise ValueError(str(error)) from error
         kept = evidence["values"].get(target["name"])
@@ -60,7 +63,10 @@ class MeasuredRole(SphinxRole):
                 f"{lab.id} recorded no {target['name']!r}, but {', '.join(evidence['values']) or 'nothing'}"
             )
         text = value_text(kept["value"], kept["unit"], target["format"])
-        return measured("", text, source=source)
+        number = measured("", text, source=source)
+        if evidence["borrowed"] and labs.edition_of(self.config) != "here":  # there, most of the book is borrowed
+            number += nodes.inline("", f"{_SPACE}({evidence['edition']})", classes=["borrowed"])
+        return number
 
 
 def value_text(value: float | str, unit: str, spec: str | None = None) -> str:
@@ -98,6 +104,7 @@ def depart_measured(self: HTML5Translator, node: nodes.Element) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the role and its node."""
+    app.setup_extension("labs")
     app.add_role("measured", MeasuredRole())
     app.add_node(measured, html=(visit_measured, depart_measured))
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -41,6 +41,7 @@ class Result:
     stale: bool  # the test changed since
     where: str  # hardware, ranks, versions and date; empty if it was not run
     why: str  # of a skip: what is missing
+    failed: str = ""  # of a failure: what the test said
 
 
 def test_files() -> list[Path]:
@@ -72,10 +73,10 @@ def _proofs_of(path: Path) -> Iterator[Proof]:
 
 
 def results_edition(config: Config) -> Edition | None:
-    """The edition whose results this build shows: the default one where only labs were run here."""
-    names = [name for name in dict.fromkeys([labs.edition_of(config), config.labs_default_edition]) if name]
-    recorded = [edition for name in names if (edition := labs.edition(name)).has_claims()]
-    return recorded[0] if recorded else None
+    """The edition whose results this build shows: the default one where labs were run here, which runs no claims."""
+    name = config.labs_default_edition if labs.edition_of(config) == "here" else labs.edition_of(config)
+    recorded = labs.edition(name) if name else None
+    return recorded if recorded and recorded.has_claims() else None
 
 
 def read_results(edition: Edition | None) -> dict[str, Any]:
@@ -100,4 +101,10 @@ def result_of(proof: Proof | None, kept: dict[str, Any]) -> Result:
     if proof is None or result is None:
         return Result("not run", False, "", "")
     stale = result["key"] != claim_key(proof.path, proof.name, result.get("read", ()))
-    return Result(result["outcome"], stale, stamp_text({**result, "stale": False}), result.get("why", ""))
+    return Result(
+        result["outcome"],
+        stale,
+        stamp_text({**result, "stale": False}),
+        result.get("why", ""),
+        result.get("failed", ""),
+    )

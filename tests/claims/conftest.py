@@ -24,6 +24,7 @@ from ddplab.recording.child import Channel
 from ddplab.recording.claims import Test, expected_s, is_recorded, write_result
 
 HERE = Path(__file__).parent
+_SHOWN_LINES = 60  # of the output of a claim that failed
 _WORST_FIRST = ("failed", "skipped", "passed")
 
 
@@ -153,6 +154,8 @@ class Results:
                 result["why"] = properties["why"]
             if report.failed:
                 result["why"] = _in_short(report)
+                said = report.longreprtext.replace(f"{self.root}/", "").splitlines()
+                result.setdefault("failed", "\n".join(said[-_SHOWN_LINES:]))  # what an edition shows of it
                 if self.recorder:
                     self.recorder.send(said=report.longreprtext)
             if report.when == "call":

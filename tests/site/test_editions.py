@@ -20,7 +20,8 @@ from ddplab.recording.edition import Edition
 ROOT = Path(__file__).parents[2]
 CONF = """
 extensions = ["myst_parser", "labs", "editions", "sphinx_gallery.gen_gallery", "lab_page", "lab_embed", "measured",
-              "claims", "edition_page"]
+              "claims", "edition_page", "edition_switch", "editions_compared", "when"]
+html_static_path = ["{static}"]
 myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["**/GALLERY_HEADER.rst", "labs/*/*.ipynb", "labs/*/*.py"]
 labs_default_edition = "base"
@@ -63,6 +64,16 @@ def test_{claim}():
 """
 
 
+WHEN = """
+It ran on {edition}`device`, over {edition}`backend` {when}`cpu: (nothing *here* ran on a GPU)`.
+
+```{when} nccl
+:else: NCCL did **not** run.
+NCCL *did* run.
+```
+"""
+
+
 class House(TinyBook):
     """A small book with labs and claims, and the command that records them."""
 
@@ -73,7 +84,7 @@ class House(TinyBook):
         monkeypatch.delenv("DDPLAB_CLAIMS_RESULTS", raising=False)
         self.capsys = capsys
         self.log = root / "executed"
-        self.write("conf.py", CONF)
+        self.write("conf.py", CONF.replace("{static}", str(ROOT / "handbook/_static")))
         self.write("gallery/short/GALLERY_HEADER.rst", "Short\n=====\n")
         for name in ("one", "two", "three"):
             self.lab(name)
@@ -84,7 +95,8 @@ class House(TinyBook):
             self.claim(claim)
         chapter = "It took {measured}`two.value`.\n\n```{lab-output} two 1\n```\n\n"
         chapter += "".join(f"```{{claim}} {claim}\nThe {claim} shines.\n```\n\n" for claim in ("sun", "moon"))
-        self.chapters(chapter=chapter + "```{claims-list}\n```\n\n```{edition-manifest}\n```\n")
+        chapter += "```{claims-list}\n```\n\n```{edition-manifest}\n```\n\n```{editions-compared}\n```\n\n"
+        self.chapters(chapter=chapter + WHEN)
         index = self.root / "handbook/index.md"
         index.write_text(index.read_text().replace("chapter\n", "chapter\nlabs/short/index\n"))
 
@@ -209,6 +221,131 @@ def test_a_lab_and_a_claim_that_fail_are_shown_as_what_they_are_in_another_editi
     ticks = [tick["title"] for tick in chapter.select(".claim .claim-tick")]
     assert ticks == ["shown by a test", "does not hold in this edition"]
     assert "one printed" in house.text(built, "labs/short/plot_one")
+
+
+def test_what_is_borrowed_from_the_default_edition_says_so(house):
+    house.record("--labs", "one", "--no-claims", name="other")
+    built = house.build(labs_edition="other")
+    assert built.complaints == ""
+    assert "It took 1\N{NO-BREAK SPACE}ms\N{NO-BREAK SPACE}(base)." in house.text(built, "chapter")
+    assert "from the edition base" in built.page("chapter").select_one(".lab-output .stamp").get_text()
+    assert "from the edition base" in house.text(built, "labs/short/plot_two")
+    assert "from the edition" not in house.text(built, "labs/short/plot_one")
+    assert {tick["title"] for tick in built.page("chapter").select(".claim .claim-tick")} == {
+        "has a test, not run in this edition"
+    }
+
+
+def ran_on(house, name, gpus, backends):
+    """Say of an edition what its machine has, and what its labs used."""
+    path = house.root / f"gallery/editions/{name}/manifest.json"
+    kept = json.loads(path.read_text())
+    kept["machine"]["gpus"] = gpus
+    path.write_text(json.dumps({**kept, "gpus": [f"{len(gpus)} × {gpus[0]}"] if gpus else [], "backends": backends}))
+
+
+def test_words_follow_the_edition(house):
+    ran_on(house, "base", [], ["gloo"])
+    text = house.text(house.build(), "chapter")
+    assert "over gloo (nothing here ran on a GPU)." in text
+    assert "NCCL did not run." in text
+    shutil.copytree(house.root / "gallery/editions/base", house.root / "gallery/editions/other")
+    ran_on(house, "other", ["H200", "H200"], ["gloo", "nccl"])
+    text = house.text(house.build(labs_edition="other"), "chapter")
+    assert "It ran on 2 × H200, over gloo and NCCL." in text
+    assert "NCCL did run." in text
+
+
+def test_conditions_and_facts_that_are_not_known_are_named(house):
+    wrong = ["{when}`tpu: text`", "{when}`cpu`", "```{when} gpux\ntext\n```", "{edition}`colour`"]
+    house.write("handbook/chapter.md", "# Chapter\n\n" + "\n\n".join(wrong) + "\n")
+    for claim in ("sun", "moon"):
+        (house.root / f"tests/claims/test_{claim}.py").unlink()
+    told = house.build().complaints
+    assert "chapter.md:3: WARNING: when 'tpu: text': there is no condition 'tpu'; did you mean" in told
+    assert "chapter.md:5: WARNING: when 'cpu': write condition: text" in told
+    assert "chapter.md:7: WARNING: when 'gpux': there is no condition 'gpux'; did you mean" in told
+    assert "WARNING: edition 'colour': there is no such fact; there is name, device, backend, torch, nccl" in told
+
+
+@pytest.fixture(scope="module")
+def two_editions(tmp_path_factory):
+    """A book with two editions, built as the Makefile does; in the other one a lab and a claim do not hold."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        house = House(tmp_path_factory.mktemp("two"), monkeypatch, None)
+        house.record()
+        house.lab("two", code="raise RuntimeError('it broke')")
+        house.lab("three", value=3)
+        house.claim("moon", holds=False)
+        house.record(name="other", status=1)
+        for name in ("two", "three"):
+            house.lab(name)
+        built = house.build(labs_editions="all")
+        below = house.build(labs_editions="all", labs_edition="other", out="html/editions/other")
+        assert built.complaints + below.complaints == ""
+        return built
+
+
+def test_what_fails_in_an_edition_is_shown_with_its_output(two_editions):
+    below = two_editions.folder / "editions/other"
+    lab = (below / "labs/short/plot_two.html").read_text()
+    assert "Does not hold here" in lab
+    assert lab.index("two printed") < lab.index('class="lab-failed')
+    chapter = (below / "chapter.html").read_text()
+    assert "so it does not hold here" in chapter
+    assert re.search(r"claim-failed.*assert\s+False", chapter, re.DOTALL)
+    assert 'title="does not hold in this edition"' in chapter
+    assert "does not hold" not in two_editions.page("chapter").get_text()
+
+
+def test_editions_stand_side_by_side(two_editions):
+    page = two_editions.page("chapter")
+    rows = [[cell.get_text().strip() for cell in row.select("th, td")] for row in page.select("table tr")]
+    assert ["Fact", "base", "other"] in rows
+    assert ["labs: failed", "0", "1"] in rows
+    assert ["claims: passed", "2", "1"] in rows
+    assert ["lab", "two", "passed", "failed: RuntimeError: it broke"] in rows
+    assert ["three", "value", "1\N{NO-BREAK SPACE}ms", "3\N{NO-BREAK SPACE}ms"] in rows
+    assert not [row for row in rows if row[0] == "one" and len(row) == 4 and row[1] == "value"]
+    assert "Only the edition" not in page.get_text()
+
+
+def test_without_a_second_edition_there_is_no_switch(house):
+    built = house.build(labs_editions="all")
+    assert not built.page("chapter").select(".edition-switch, script[src*=editions]")
+    assert "Only the edition base is recorded so far." in house.text(built, "chapter")
+
+
+def test_the_reader_switches_between_editions_and_the_choice_is_remembered(two_editions, browser):
+    """From the disk, without a server."""
+    start = two_editions.folder.as_uri()
+    context, plain = browser.new_context(), browser.new_context(java_script_enabled=False)
+    try:
+        page = context.new_page()
+        page.goto(f"{start}/chapter.html#the-chapter-chapter")
+        assert "It took 1" in page.inner_text("body")
+        page.click(".edition-switch a >> text=other")
+        page.wait_for_url(f"{start}/editions/other/chapter.html**")
+        assert "not measured here" in page.inner_text("body")
+        page.goto(f"{start}/labs/short/plot_two.html?x=1#plot")  # a link to the default edition
+        page.wait_for_url(f"{start}/editions/other/labs/short/plot_two.html?x=1#plot")
+        assert "Does not hold here" in page.inner_text("body")
+        page.reload()
+        assert "/editions/other/" in page.url
+        page.click(".edition-switch a >> text=base")
+        page.wait_for_url(f"{start}/labs/short/plot_two.html**")
+        page.reload()
+        assert "/editions/" not in page.url
+        page = plain.new_page()
+        page.goto(f"{start}/chapter.html")
+        assert "It took 1" in page.inner_text("body")
+        page.click(".edition-switch a >> text=other")
+        assert page.url == f"{start}/editions/other/chapter.html"
+        page.click(".edition-switch a >> text=base")
+        assert page.url == f"{start}/chapter.html"
+    finally:
+        context.close()
+        plain.close()
 
 
 def test_the_default_edition_may_not_have_failures(house):

@@ -14,6 +14,7 @@ CONF = """
 extensions = ["myst_parser", "lab_embed", "lanes"]
 myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["labs/*/*.json"]
+labs_default_edition = "base"
 html_theme = "basic"
 numfig = True
 """
@@ -56,8 +57,14 @@ What to *see*.
 def evidence(**changes: object) -> dict:
     machine = {"cpu": "Some CPU", "cores": 2}
     kept = {"key": "0", "date": "2026-11-21T07:00:00", "machine": machine, "launches": [LAUNCH], "values": {}}
-    shown = {"blocks": BLOCKS, "edition": "here", "folder": "gallery/editions/here/labs", "stale": False}
-    return {**kept, **shown, **changes}
+    shown = {
+        "blocks": BLOCKS,
+        "edition": "base",
+        "borrowed": False,
+        "folder": "gallery/editions/here/labs",
+        "stale": False,
+    }
+    return {**kept, **shown, "blocks": BLOCKS, **changes}
 
 
 @pytest.fixture
@@ -67,7 +74,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
     made.write("gallery/internals/plot_05_bucket_xray.py", SCRIPT)
     made.write("gallery/internals/plot_06_silent.py", "")
     made.write("handbook/labs/internals/plot_05_bucket_xray.rst", PAGE)
-    made.write("handbook/labs/internals/plot_05_bucket_xray.evidence.json", json.dumps(evidence()))
+    made.write("handbook/labs/internals/plot_05_bucket_xray.base.json", json.dumps(evidence()))
     for number in (1, 2):
         made.write(f"gallery/editions/here/labs/bucket-xray-{number}.svg", SVG)
     return made
@@ -138,7 +145,7 @@ def test_a_document_is_read_again_when_the_lab_was_run_again(book: TinyBook) -> 
     book.build()
     assert book.build().written == []
     again = json.dumps(evidence()).replace("indented", "new")
-    changed = book.write("handbook/labs/internals/plot_05_bucket_xray.evidence.json", again)
+    changed = book.write("handbook/labs/internals/plot_05_bucket_xray.base.json", again)
     later = changed.stat().st_mtime + 5
     os.utime(changed, (later, later))
     built = book.build()
@@ -157,7 +164,7 @@ def test_a_document_is_read_again_when_the_lab_was_run_again(book: TinyBook) -> 
         ("{lab-output} bucket-xray one", "printed block one is not there"),
         ("{lab-output} bucket-xray 2\n:lines: 4", ":lines: 4 is outside of the block, which has 1 lines"),
         ("{lab-output} bucket-xray 2\n:lines: a", ":lines: a is no list of lines; write it like 1-3,7"),
-        ("{lab-output} silent 1", "plot_06_silent.evidence.json is missing"),
+        ("{lab-output} silent 1", "plot_06_silent.base.json is missing"),
         ("{lab-figure} bucket-xray 1", "add :alt: and say what the figure shows"),
         ("{lab-figure} bucket-xray 3\n:alt: x", "figure 3 is not there; it has 2 figures, counted from 1"),
         ("{lab-figure} bucket-xray 1\n:alt: x\n- list", "the caption must be a paragraph"),
@@ -193,6 +200,10 @@ def test_a_wrong_request_is_told_where_and_what_there_is(book: TinyBook, directi
         (
             {"launches": [{**LAUNCH, "backend": "nccl", "gpu": "H200", "gpus": 8, "nccl": "2.29.7"}]},
             "2 ranks · nccl · 8 × H200 · torch 2.13.0 · NCCL 2.29.7 · 2026-11-21",
+        ),
+        (
+            {"borrowed": True},
+            "2 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21 · from the edition base",
         ),
     ],
 )

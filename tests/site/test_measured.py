@@ -27,8 +27,16 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
 def record(book: TinyBook, values: dict) -> Path:
     launch = {"ranks": 2, "backend": "nccl", "torch": "2.13.0", "gpu": "H200", "gpus": 2}
     kept = {"key": "0", "date": "2026-11-21T07:00:00", "machine": {"cpu": "Some CPU", "cores": 2}}
-    kept |= {"launches": [launch], "values": values, "blocks": [], "edition": "here", "folder": "", "stale": False}
-    return book.write("handbook/labs/internals/plot_05_bucket_sweep.evidence.json", json.dumps(kept))
+    kept |= {
+        "launches": [launch],
+        "values": values,
+        "blocks": [],
+        "edition": "base",
+        "borrowed": False,
+        "folder": "",
+        "stale": False,
+    }
+    return book.write("handbook/labs/internals/plot_05_bucket_sweep.base.json", json.dumps(kept))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +111,7 @@ def test_what_is_not_there_is_reported_in_every_build(book: TinyBook, target: st
 
 def test_evidence_that_is_missing_or_damaged_is_reported(book: TinyBook) -> None:
     book.chapters(first="{measured}`bucket-sweep.count`")
-    path = book.write("handbook/labs/internals/plot_05_bucket_sweep.evidence.json", "{")
+    path = book.write("handbook/labs/internals/plot_05_bucket_sweep.base.json", "{")
     assert "is damaged" in book.build().warnings
     path.unlink()
     assert "is missing" in book.build().warnings

@@ -24,12 +24,8 @@ CONF = """
 extensions = ["myst_parser", "measured", "claims", "cards", "deck_cards", "flashcards", "code_diff"]
 myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["labs/**/*.json"]
+labs_default_edition = "base"
 html_theme = "basic"
-
-
-def setup(app):
-    app.add_config_value("labs_edition", "", "env", str)
-    app.add_config_value("labs_default_edition", "base", "env", str)
 """
 
 
@@ -76,17 +72,19 @@ class TinyBook:
             self.write(f"handbook/{name}.md", f"# The {name} chapter\n\n{dedent(text).lstrip()}")
         self.write("handbook/index.md", "# Book\n\n```{toctree}\n" + "\n".join(texts) + "\n```\n")
 
-    def build(self, builder: str = "html", source: str = "handbook", status: bool = False, **config: object) -> Built:
+    def build(
+        self, builder: str = "html", source: str = "handbook", status: bool = False, out: str = "", **config: object
+    ) -> Built:
         """Build it as the Makefile would; a second build is incremental."""
         warnings, told, error, written = StringIO(), StringIO(), "", []
-        out = self.root / "_build" / builder
+        folder = self.root / "_build" / (out or builder)
         with patch_docutils(self.root), docutils_namespace():
             try:
                 app = Sphinx(
                     self.root / source,
                     self.root,
-                    out,
-                    self.root / "_build" / f"doctrees-{builder}",
+                    folder,
+                    self.root / "_build" / f"doctrees-{(out or builder).replace('/', '-')}",
                     builder,
                     confoverrides=config,
                     status=told if status else None,
@@ -97,4 +95,4 @@ class TinyBook:
             except (SphinxError, Stop) as failure:
                 error = str(failure)
         plain = re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue())
-        return Built(out, plain, error, written, told.getvalue())
+        return Built(folder, plain, error, written, told.getvalue())
