@@ -155,10 +155,6 @@ if COUNT:
         """What was asked for."""
         return state.backend.get(group or dist.group.WORLD) or real(group)
 
-    def new_group(*args, backend=None, real=dist.new_group, **kwargs):
-        """NCCL under gloo's name."""
-        return real(*args, backend="gloo" if backend else None, **kwargs)
-
     def autocast_init(self, device_type, *args, real=torch.autocast.__init__, **kwargs):
         """On the CPU, where the tensors are."""
         real(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
@@ -189,7 +185,6 @@ if COUNT:
     dist.is_nccl_available = distributed_c10d.is_nccl_available = lambda: True
     dist.init_process_group = distributed_c10d.init_process_group = wrap_with_gpus(dist.init_process_group)
     dist.get_backend = distributed_c10d.get_backend = get_backend
-    dist.new_group = distributed_c10d.new_group = new_group
     DistributedDataParallel.__init__, torch.autocast.__init__ = ddp_init, autocast_init
     threading.Thread.run = in_this_thread_too
     CudaIsTheCpu().__enter__()
