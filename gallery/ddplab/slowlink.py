@@ -140,7 +140,7 @@ def _serve(sent: "queue.SimpleQueue[_Job | None]", log: list[Transfer]) -> None:
                 gpu = gpu or _Gpu(job.tensor.device)
                 job.launched_s = gpu.when(job.ready)
             due_s = max(job.launched_s, free_s) + job.takes_s
-            with gpu.stream if gpu else contextlib.nullcontext():
+            with torch.cuda.stream(gpu.stream) if gpu else contextlib.nullcontext():
                 job.real.wait()
                 if gpu:  # NCCL's wait() holds back a stream, not this thread
                     torch.cuda.current_stream().synchronize()
@@ -162,9 +162,9 @@ class _Gpu:
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.set_device(device)  # of this thread
-        self.stream = torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._zero = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        with self.stream:
+        with torch.cuda.stream(self.stream):
             self._zero.record()
             self._zero.synchronize()
         self._zero_s = time.perf_counter()

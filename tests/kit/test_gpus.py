@@ -17,6 +17,7 @@ DRIVER = """
 import json, os, sys, tempfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 from ddplab import evidence, launch
 from ddplab.machines import Fork, Program
@@ -41,6 +42,21 @@ def worker(touch):
     return dist.get_backend(), str(device()), torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
+def over_a_slow_link():
+    # One transfer that the GPU has ready: on which stream the link waits for it, and when it says that was.
+    import torch
+    from ddplab.slowlink import SlowLink, _Job
+
+    link, gate, streams, tensor = SlowLink(0.01, 1e9), torch.futures.Future(), [], torch.ones(1)
+    ready = torch.cuda.Event(enable_timing=True)
+    ready.record()
+    real = SimpleNamespace(wait=lambda: streams.append(torch.cuda.current_stream() is torch.cuda.current_stream()))
+    link._sent.put(_Job(tensor, link.seconds(4), 0.0, ready, real, gate))
+    gate.wait()
+    (sent,) = link.log
+    return streams, ready.at_s <= sent.launched_s <= sent.done_s - 0.01
+
+
 def noted(*arguments, **options):
     evidence.begin(folder / "evidence.json")
     ranks = launch(worker, *arguments, **options, quiet=True)
@@ -63,6 +79,7 @@ def program(name, ranks, *arguments, own=False):
 
 found = {"two": noted(2, True), "three": noted(3, True), "two beside eight": noted(2, True, up_to=8)}
 found |= {"untouched": noted(2, False), "hidden": noted(2, True, env=ON_CPU), "each": a_gpu_each(2)}
+found["link"] = launch(over_a_slow_link, 1, quiet=True)[0]
 found["hello_ranks"] = program("hello_ranks.py", 2, "--patience=60", "--mib=1")
 tiny = "--width=16 --layers=1 --context=16 --batch=8 --steps=2 --log-every=1 --save-every=999".split()
 found["train"] = program("train.py", min(count, 2), *tiny)
@@ -120,6 +137,8 @@ def test_on_simulated_gpus_each_rank_has_its_own_or_all_share_under_gloo(count, 
     assert there == [["gloo", "cpu", None]] * 2
     assert (facts["backend"], facts["gpu"], facts["gpus"], facts["chosen"]) == ("gloo", None, 0, True)
     assert found["each"] == ({} if count > 1 else {"CUDA_VISIBLE_DEVICES": ""})
+
+    assert found["link"] == [[True], True]  # one stream, its own: elsewhere each question gets a new one
 
     codes, said, _ = found["hello_ranks"]
     assert codes == ([0, 0] if count > 1 else [1, 1]), said

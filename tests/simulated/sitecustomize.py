@@ -144,9 +144,10 @@ if COUNT:
             real("gloo" if "nccl" in asked else asked, *args, **kwargs)
             state.backend[dist.group.WORLD] = asked
             if "nccl" in asked:
-                uuids = [None] * dist.get_world_size()
-                dist.all_gather_object(uuids, uuid(device_id))
-                if len(set(uuids)) < len(uuids):
+                store = distributed_c10d._get_default_store()  # a collective would be counted by the flight recorder
+                store.set(f"simulated/{dist.get_rank()}", uuid(device_id))
+                uuids = {store.get(f"simulated/{rank}") for rank in range(dist.get_world_size())}
+                if len(uuids) < dist.get_world_size():
                     raise dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected (simulated)")
 
         return init_process_group
@@ -182,7 +183,6 @@ if COUNT:
     cuda.nccl = SimpleNamespace(version=lambda: NCCL)
     sys.modules["torch.cuda.nccl"] = cuda.nccl
     torch.version.cuda = "simulated"
-    dist.is_nccl_available = distributed_c10d.is_nccl_available = lambda: True
     dist.init_process_group = distributed_c10d.init_process_group = wrap_with_gpus(dist.init_process_group)
     dist.get_backend = distributed_c10d.get_backend = get_backend
     DistributedDataParallel.__init__, torch.autocast.__init__ = ddp_init, autocast_init
