@@ -183,6 +183,7 @@ if COUNT:
     cuda.nccl = SimpleNamespace(version=lambda: NCCL)
     sys.modules["torch.cuda.nccl"] = cuda.nccl
     torch.version.cuda = "simulated"
+    torch.accelerator.is_available = lambda: False  # a DataLoader would pin memory
     dist.init_process_group = distributed_c10d.init_process_group = wrap_with_gpus(dist.init_process_group)
     dist.get_backend = distributed_c10d.get_backend = get_backend
     DistributedDataParallel.__init__, torch.autocast.__init__ = ddp_init, autocast_init
