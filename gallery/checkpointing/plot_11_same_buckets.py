@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.checkpoint import CheckpointManager
+from ddplab.needs import ON_CPU
 from ddplab.plotting import ACCENT, INK, describe, subplots
 
 SAVED, STEPS = 10, 30
@@ -109,7 +110,7 @@ def case(folder):
 cases = {}
 with tempfile.TemporaryDirectory() as folder:
     for ranks in (2, 3, 4):
-        cases[ranks] = launch(case, ranks, f"{folder}/{ranks}", quiet=True)[0]
+        cases[ranks] = launch(case, ranks, f"{folder}/{ranks}", quiet=True, env=ON_CPU)[0]
 print("ranks   weights off after 1 step    5 steps   20 steps")
 for ranks, (apart, *_) in cases.items():
     first, fifth, last = (apart["resumed"][i] for i in (0, 4, -1))

@@ -13,7 +13,6 @@ It serves :ref:`checkpointing-mystery`.
 
 import statistics
 import tempfile
-import time
 
 import torch
 import torch.distributed as dist
@@ -22,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.checkpoint import CheckpointManager
+from ddplab.clock import now
 from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
 
 SAVED, STEPS = 3, 12
@@ -100,7 +100,7 @@ def all_variants(folder):
 found = {}
 with tempfile.TemporaryDirectory() as folder:
     for ranks in (2, 3, 4):
-        found[ranks] = launch(all_variants, ranks, f"{folder}/{ranks}", quiet=True)[0]
+        found[ranks] = launch(all_variants, ranks, f"{folder}/{ranks}", quiet=True, up_to=4)[0]
 print("weights off after 12 steps            2 ranks   3 ranks   4 ranks")
 for name in VARIANTS:
     ends = [max(found[ranks][name][0][-1]) for ranks in found]
@@ -172,9 +172,9 @@ def cost():
         times = []
         for model in models:
             dist.barrier()
-            began = time.perf_counter()
+            began = now()
             model(x).sum().backward()
-            times.append(time.perf_counter() - began)
+            times.append(now() - began)
         pairs.append(times[1] / times[0])
     return statistics.median(pairs[5:])
 

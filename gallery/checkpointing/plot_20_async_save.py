@@ -18,7 +18,6 @@ import signal
 import statistics
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import torch
@@ -30,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
+from ddplab.clock import now
 from ddplab.plotting import ACCENT, MUTED, describe, subplots
 from ddplab.postmortem import postmortem
 
@@ -60,9 +60,9 @@ def train_step(model, optimizer):
 
 def timed(function, *args):
     dist.barrier()
-    began = time.perf_counter()
+    began = now()
     value = function(*args)
-    return 1e3 * (time.perf_counter() - began), value
+    return 1e3 * (now() - began), value
 
 
 def train(folder):

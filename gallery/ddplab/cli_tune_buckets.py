@@ -229,7 +229,6 @@ def _as_rank(rank: int, bound_s: float, task: tuple[Any, ...]) -> tuple[dict[str
     import torch
     import torch.distributed as dist
 
-    from . import rank as ranks
     from . import tuning
 
     sys.stdout.flush()
@@ -237,18 +236,14 @@ def _as_rank(rank: int, bound_s: float, task: tuple[Any, ...]) -> tuple[dict[str
     os.dup2(2 if rank == 0 else os.open(os.devnull, os.O_WRONLY), 1)
     found = problem = None
     try:
-        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-        backend = ranks._facts(local_ranks)["backend"]
-        if torch.cuda.is_available():
-            torch.cuda.set_device(ranks.device())
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=bound_s))
+        _join_group(datetime.timedelta(seconds=bound_s))
         try:
             found = tuning.tune(*task)
         except tuning.NoTuning as error:
             if not error.everywhere:
                 raise
             problem = str(error)
-        _kept.append(dist.all_reduce(torch.zeros(1, device=ranks.device()), async_op=True))
+        _kept.append(dist.all_reduce(torch.zeros(1), async_op=True))
         _kept[0].wait()
         _kept.append(dist.group.WORLD)
         atexit.register(_kept.clear)
@@ -261,6 +256,23 @@ def _as_rank(rank: int, bound_s: float, task: tuple[Any, ...]) -> tuple[dict[str
         sys.stdout.flush()
         os.dup2(kept, 1)
     return found, problem
+
+
+def _join_group(timeout: datetime.timedelta) -> None:
+    """Use NCCL where no two ranks have the same GPU; each may see all of its machine or, under Slurm, its own only."""
+    import torch
+    import torch.distributed as dist
+
+    from .rank import device, gpu_uuid
+
+    store, rank, world = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+    store.set(f"ddplab/gpu/{rank}", gpu_uuid() or "none")
+    gpus = {store.get(f"ddplab/gpu/{other}") for other in range(world)}
+    own = len(gpus) == world and b"none" not in gpus
+    if torch.cuda.is_available():
+        torch.cuda.set_device(device())
+    how = {"backend": "cpu:gloo,cuda:nccl", "device_id": device()} if own else {"backend": "gloo"}
+    dist.init_process_group(store=store, rank=rank, world_size=world, timeout=timeout, **how)
 
 
 # The last Work and the group, kept until the end: gloo can abort if its own thread drops the one last, and hang if DDP

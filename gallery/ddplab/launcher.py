@@ -74,6 +74,7 @@ def launch(
     init: bool = True,
     env: Mapping[str, str] | None = None,
     quiet: bool = False,
+    up_to: int | None = None,
 ) -> list[Any]:
     """Run ``worker(*args)`` on ``nproc`` ranks and return what each rank returned, in rank order.
 
@@ -90,12 +91,14 @@ def launch(
         init: initialize the process group before the worker, barrier and destroy it afterwards.
         env: more environment variables for the ranks.
         quiet: do not print the lanes.
+        up_to: the most ranks of the launches whose results stand in one table: all of them take the backend of that
+            one, else some would use NCCL and some gloo on a machine with few GPUs. By default ``nproc``.
 
     Raises:
         ValueError: ``nproc`` is not a whole number of at least 1, or ``timeout_s`` is not positive.
         LaunchError: a rank raised, died or hung; the message is that of the first rank to fail.
     """
-    run = _run(worker, nproc, args, timeout_s=timeout_s, init=init, env=env)
+    run = _run(worker, nproc, args, timeout_s=timeout_s, init=init, env=env, up_to=up_to)
     if not quiet:
         print(lanes(run.outputs), end="", flush=True)
     ranks, failures = run.ranks, run.failures
@@ -133,6 +136,7 @@ def _run(
     env: Mapping[str, str] | None,
     group_timeout_s: float | None = None,
     at_end: str = "part",
+    up_to: int | None = None,
 ) -> _Run:
     """Start the ranks and see them end; unless they ``part`` at the end, a failure does not end the other ranks."""
     nproc = _default_nproc() if nproc is None else nproc
@@ -156,6 +160,7 @@ def _run(
             job = Job(
                 rank=rank,
                 nproc=nproc,
+                up_to=max(nproc, up_to or nproc),
                 payload=payload,
                 environment={**os.environ, **_torchrun_variables(rank, nproc, port), **(env or {})},
                 init=init,

@@ -5,6 +5,16 @@ from __future__ import annotations
 import re
 from importlib import metadata
 
+# For launch(env=…) and torchrun(env=…): what is shown needs no GPU, or would be another thing on one.
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def a_gpu_each(ranks: int) -> dict[str, str]:
+    """For ``env`` of a program that gives each rank a GPU of its own: with fewer GPUs than ``ranks`` it gets none."""
+    import torch
+
+    return {} if torch.cuda.device_count() >= ranks else ON_CPU
+
 
 class NotShownHere(Exception):  # noqa: N818  not an error: the edition says so and goes on
     """This machine or this torch lacks what a lab or a claim needs; the message names it."""

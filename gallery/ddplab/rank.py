@@ -27,6 +27,7 @@ class Job:
 
     rank: int
     nproc: int
+    up_to: int  # ranks of the largest launch beside this one, which takes the same backend
     payload: bytes
     environment: dict[str, str]
     init: bool
@@ -43,6 +44,14 @@ def device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def gpu_uuid() -> str | None:
+    """Return which GPU of the world the calling rank has, whatever number it has here; None without one."""
+    import torch
+
+    here = device()
+    return str(torch.cuda.get_device_properties(here).uuid) if here.type == "cuda" else None
 
 
 # A rank asked by this signal writes where it is. Not SIGUSR1, which training programs take from their schedulers.
@@ -77,13 +86,17 @@ def run_rank(job: Job, outbox: Connection, listener: socket.socket | None) -> No
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
         torch.set_num_threads(max(1, int(threads)))
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
-    facts = _facts(job.nproc)
+    facts = _facts(job.up_to)
     groups: list[Any] = []  # kept until _exit
     try:
         if job.init:
             _init_process_group(job, listener, facts["backend"])
         worker, args = cloudpickle.loads(job.payload)
-        report = (True, facts, worker(*args))
+        try:
+            value = worker(*args)
+        finally:
+            _say_what_was_used(facts)
+        report = (True, facts, value)
         if dist.is_initialized() and job.at_end == "part":
             dist.barrier()  # without it gloo aborts in some exits: a peer leaves while its sockets are in use
             # Else DDP's reducer may drop the group last. It would wait for gloo's thread while it holds the GIL,
@@ -144,6 +157,14 @@ def _meet(store: Any, job: Job) -> None:
         if others:
             store.wait([f"ddplab/{rank} {state}" for rank in others])
         store.set("ddplab/go", "")
+
+
+def _say_what_was_used(facts: dict[str, Any]) -> None:
+    """A worker that put nothing on its GPU has shown nothing of it, nor of NCCL: its tensors went through gloo."""
+    import torch
+
+    if facts["gpu"] and torch.cuda.max_memory_allocated() == 0:
+        facts |= {"gpu": None, "backend": "gloo"}
 
 
 def _facts(nproc: int) -> dict[str, Any]:

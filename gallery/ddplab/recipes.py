@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 
 
-def torchrun(program: str, nproc: int, *args: str, timeout_s: float = 120.0) -> str:
+def torchrun(
+    program: str, nproc: int, *args: str, timeout_s: float = 120.0, env: Mapping[str, str] | None = None
+) -> str:
     """Run ``torchrun --standalone --nproc-per-node NPROC PROGRAM ARGS…`` and return what it printed.
 
     Args:
@@ -19,6 +22,7 @@ def torchrun(program: str, nproc: int, *args: str, timeout_s: float = 120.0) -> 
         nproc: number of ranks on this machine.
         args: arguments of the program.
         timeout_s: seconds after which torchrun and its ranks are killed.
+        env: more environment variables for the program.
 
     Raises:
         FileNotFoundError: there is no such program.
@@ -33,7 +37,7 @@ def torchrun(program: str, nproc: int, *args: str, timeout_s: float = 120.0) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # what torchrun sets by itself, with a warning
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},  # what torchrun sets by itself, with a warning
         start_new_session=True,
     ) as process:
         try:

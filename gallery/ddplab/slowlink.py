@@ -13,6 +13,7 @@ Every rank plays its own link, so ranks need no common clock.
 
 # No "from __future__ import annotations" here: DDP compares the annotation of a hook's `bucket` with the class.
 
+import contextlib
 import ctypes
 import math
 import queue
@@ -95,7 +96,7 @@ class SlowLink:
         """
         launched_s, ready = time.perf_counter(), None
         if tensor.is_cuda:  # the host runs ahead of the device: launched is when the device has the gradient
-            ready = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            ready = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
             ready.record()
         real = dist.all_reduce(tensor, async_op=True)
         gate: torch.futures.Future[Any] = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else None)
@@ -132,24 +133,46 @@ def _open(gate: torch.futures.Future[Any]) -> torch.Tensor:
 def _serve(sent: "queue.SimpleQueue[_Job | None]", log: list[Transfer]) -> None:
     """Deliver what was sent, one after the other, until ``None`` comes. The life of the link's thread."""
     _wake_on_time()
-    free_s = -math.inf
+    free_s, gpu = -math.inf, None
     while (job := sent.get()) is not None:
         try:
             if job.ready is not None:
-                job.ready.synchronize()
-                job.launched_s = time.perf_counter()
+                gpu = gpu or _Gpu(job.tensor.device)
+                job.launched_s = gpu.when(job.ready)
             due_s = max(job.launched_s, free_s) + job.takes_s
-            job.real.wait()
-            if job.tensor.is_cuda:  # NCCL's wait() holds back a stream, not this thread
-                torch.cuda.current_stream(job.tensor.device).synchronize()
-            free_s = max(due_s, time.perf_counter())
-            while (left_s := due_s - time.perf_counter()) > 0:
-                time.sleep(left_s)
-            log.append(Transfer(job.tensor.nbytes, job.launched_s, time.perf_counter()))
-            job.gate.set_result(job.tensor)
+            with torch.cuda.stream(gpu.stream) if gpu else contextlib.nullcontext():
+                job.real.wait()
+                if gpu:  # NCCL's wait() holds back a stream, not this thread
+                    torch.cuda.current_stream().synchronize()
+                free_s = max(due_s, time.perf_counter())
+                while (left_s := due_s - time.perf_counter()) > 0:
+                    time.sleep(left_s)
+                log.append(Transfer(job.tensor.nbytes, job.launched_s, time.perf_counter()))
+                job.gate.set_result(job.tensor)  # whoever takes it waits for the link's stream
         except Exception as error:
             job.gate.set_result(error)
         job = None  # the last tensor is not to live until the next transfer
+
+
+class _Gpu:
+    """The link's own stream and clock on a GPU.
+
+    On the stream of the model the link would wait for all that is queued there, and no transfer would overlap it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.set_device(device)  # of this thread
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._zero = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self.stream):
+            self._zero.record()
+            self._zero.synchronize()
+        self._zero_s = time.perf_counter()
+
+    def when(self, event: torch.cuda.Event) -> float:
+        """Wait until the GPU has come to the event; return when that was, on the clock of ``time.perf_counter``."""
+        event.synchronize()
+        return float(self._zero_s + self._zero.elapsed_time(event) / 1e3)
 
 
 def _wake_on_time() -> None:

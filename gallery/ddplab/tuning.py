@@ -32,8 +32,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.nn.parallel import DistributedDataParallel
 
 from .buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
+from .clock import now, stamp
+from .clock import seconds as seconds_between
 from .costmodel import Gradient, Link, Step, fit_link, simulate_step
-from .rank import device
+from .rank import device, gpu_uuid
 from .slowlink import SlowLink
 from .torch_private import ddp_facts
 
@@ -243,10 +245,13 @@ def tune(
     default_s, *others_s = rounds
     found = advise(default_s, {p.cap_mb: s for p, s in zip(chosen[1:], others_s, strict=True) if p.cap_mb is not None})
     clock.show("done")
+    uuids: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(uuids, gpu_uuid())
     facts = {
         "target": target,
         "ranks": dist.get_world_size(),
-        "backend": dist.get_backend(),
+        "gpus": len({gpu for gpu in uuids if gpu}),
+        "backend": "nccl" if "nccl" in dist.get_backend() else "gloo",
         "device": torch.cuda.get_device_name(device()) if device().type == "cuda" else "cpu",
         "torch": torch.__version__,
         "gradients": [[ready_s * 1e3, nbytes] for ready_s, nbytes in profile.gradients],
@@ -307,7 +312,7 @@ def _notes(facts: dict[str, Any]) -> list[str]:
     notes = []
     if facts["link"]["emulated"]:
         notes.append("The link is emulated: the advice is for a link like that, not for this machine.")
-    if facts["device"] != "cpu" and torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+    if 0 < facts["gpus"] < facts["ranks"]:
         notes.append("Ranks share a GPU: with a GPU for each rank, other caps may be best.")
     if facts["link"]["residual"] > 0.15:
         share = round(100 * facts["link"]["residual"])
@@ -463,8 +468,7 @@ def _try_out(target: str, model: nn.Module, batch: Any, loss: Any) -> float:
             raise NoTuning(f"the loss of {target} has no gradient; is it detached, or made under no_grad?")
         with _blamed(f"the backward of {target}"):
             value.backward()  # type: ignore[no-untyped-call]
-        _finish()
-        took_s = time.perf_counter() - began
+        took_s = now() - began
     trained = {name: p for name, p in trial.named_parameters() if p.requires_grad}
     unused = [name for name, p in trained.items() if p.grad is None]
     if len(unused) == len(trained):
@@ -535,29 +539,9 @@ def _enough(clock: _Clock, needed_s: float, what: str) -> None:
 
 def _slowest(times_s: Sequence[float]) -> list[float]:
     """The largest of each over all ranks."""
-    place = torch.device("cpu") if dist.get_backend() == "gloo" else device()
-    largest = torch.tensor(times_s, dtype=torch.float64, device=place)
+    largest = torch.tensor(times_s, dtype=torch.float64)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return [float(value) for value in largest.tolist()]
-
-
-def _finish() -> None:
-    """Wait until the GPU has done what it was given."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _stamp() -> Any:
-    """A clock reading on a CPU, an event in the current stream on a GPU, where the host runs ahead."""
-    if not torch.cuda.is_available():
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def _seconds(start: Any, end: Any) -> float:
-    return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1e3)
 
 
 def _wrapped(model: nn.Module, cap_mb: float | None, state: Any, hook: Any) -> DistributedDataParallel:
@@ -585,30 +569,30 @@ def _profile(clock: _Clock, model: nn.Module, batch: Any, loss: Any) -> _Profile
     number = {p: i for i, p in enumerate(trained)}
     ready: dict[int, Any] = {}
 
-    def stamp(p: torch.Tensor) -> None:
-        ready[number[p]] = _stamp()  # type: ignore[index]
+    def note(p: torch.Tensor) -> None:
+        ready[number[p]] = stamp()  # type: ignore[index]
 
     for p in trained:
-        p.register_post_accumulate_grad_hook(stamp)  # type: ignore[no-untyped-call]
+        p.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
     rows = []
     for step in clock.rounds("ready times", 0.25, WARM_STEPS + 5, WARM_STEPS + 25):
         ready.clear()
         ddp.zero_grad(set_to_none=True)
-        _finish()
+        now()
         dist.barrier()
-        start = _stamp()
+        start = stamp()
         with _blamed("a forward"):
             value = loss(ddp, batch)
-        middle = _stamp()
+        middle = stamp()
         with _blamed("a backward"):
             value.backward()
-        end = _stamp()
-        _finish()
+        end = stamp()
+        now()
         if len(ready) < len(trained):
             raise NoTuning("in a later step some parameters got no gradient; the model must use all of them each step")
-        times = [_seconds(middle, ready[i]) for i in range(len(trained))]
+        times = [seconds_between(middle, ready[i]) for i in range(len(trained))]
         if step >= WARM_STEPS:
-            rows.append(_slowest([_seconds(start, middle), _seconds(middle, end), *times]))
+            rows.append(_slowest([seconds_between(start, middle), seconds_between(middle, end), *times]))
     forward_s, backward_s, *ready_s = (median(column) for column in zip(*rows, strict=True))
     order = [sorted(range(len(trained)), key=lambda i: times[i])]
     dist.broadcast_object_list(order, 0)  # DDP, too, regroups in the order of rank 0
@@ -621,15 +605,14 @@ def _fit(clock: _Clock, slow: SlowLink | None, model_bytes: int) -> tuple[Link, 
     """Time all-reduces of sizes that buckets have, several in flight at a time, and fit a link to the medians."""
 
     def all_reduces(tensor: torch.Tensor) -> float:
-        _finish()
+        now()
         dist.barrier()
         began = time.perf_counter()
         tensors = [tensor] + [torch.zeros_like(tensor) for _ in range(AT_ONCE - 1)]
         works: Any = [slow.all_reduce(x) if slow else dist.all_reduce(x, async_op=True) for x in tensors]
         for work in works:
             work.wait()
-        _finish()
-        return _slowest([(time.perf_counter() - began) / AT_ONCE])[0]
+        return _slowest([(now() - began) / AT_ONCE])[0]
 
     tensors: list[torch.Tensor] = []
     spent_s = 0.0
@@ -667,13 +650,12 @@ def _sweep(
     ddps = [_wrapped(model, plan.cap_mb, slow, SlowLink.hook if slow else None) for plan in chosen]
 
     def step(ddp: DistributedDataParallel) -> float:
-        _finish()
+        now()
         dist.barrier()
         began = time.perf_counter()
         with _blamed("a step"):
             loss(ddp, batch).backward()
-        _finish()
-        took_s = time.perf_counter() - began
+        took_s = now() - began
         ddp.zero_grad(set_to_none=True)
         return took_s
 

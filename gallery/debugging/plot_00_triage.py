@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, record
 from ddplab.gaps import flat_weights, gap
+from ddplab.needs import ON_CPU
 from ddplab.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
 from ddplab.postmortem import postmortem
 
@@ -137,7 +138,7 @@ FAULTS = {
 reference, found = one_process(), {}
 print(f"{'rank 1 …':19} symptom        what to look at")
 for fault, expected in FAULTS.items():
-    endings = postmortem(train, 2, fault, timeout_s=2.5)
+    endings = postmortem(train, 2, fault, timeout_s=2.5, env=ON_CPU)
     symptom, finding = triage(endings, reference)
     found.setdefault(symptom, []).append(fault)
     print(f"{fault:19} {symptom:14} {finding}")

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch
+from ddplab.needs import ON_CPU
 from ddplab.postmortem import postmortem, report
 
 MEMBERS = [1, 2]
@@ -43,7 +44,7 @@ def wrong():
     return "; ".join(said)
 
 
-endings = postmortem(wrong, 3)
+endings = postmortem(wrong, 3, env=ON_CPU)
 print(report(endings))
 first, *others = [e.value for e in endings]
 assert first.startswith("DistStoreError: wait timeout after 1000ms, keys: ")
@@ -62,7 +63,7 @@ for said in others:
 # In torch 2.13 ``new_group`` does not wait for ranks that are no members, so the first call works by luck.
 # ``TORCH_DIST_INIT_BARRIER=1`` makes each ``new_group`` wait for all ranks (``_new_group_with_tag`` in ``distributed_c10d.py``), and the hang moves to the call that is wrong: the members stand in it while rank 0 trains.
 
-env = {"TORCH_DIST_INIT_BARRIER": "1"}
+env = {**ON_CPU, "TORCH_DIST_INIT_BARRIER": "1"}
 strict = postmortem(wrong, 3, timeout_s=2, group_timeout_s=60, env=env)
 print(report(strict))
 assert [e.how for e in strict] == ["hung"] * 3
@@ -92,7 +93,7 @@ def right(local):
 
 
 for local in (False, True):
-    results = launch(right, 3, local)
+    results = launch(right, 3, local, env=ON_CPU)
     print(*results)
     assert len({name for name, _ in results}) == 1
     assert [sums for _, sums in results] == [[3], [2, 3], [2, 3]]

@@ -14,6 +14,7 @@ It serves :ref:`faults`.
 import threading
 
 from ddplab import launch
+from ddplab.needs import ON_CPU
 from ddplab.postmortem import postmortem, report
 
 
@@ -59,8 +60,8 @@ def train(thread):
     return f"{count} batches"
 
 
-print("no thread:", launch(train, 2, "none"))
-endings = postmortem(train, 2, "first", timeout_s=4, leave=True)
+print("no thread:", launch(train, 2, "none", env=ON_CPU))
+endings = postmortem(train, 2, "first", timeout_s=4, leave=True, env=ON_CPU)
 print(report(endings))
 assert [e.how for e in endings] == ["hung", "hung"]
 assert endings[0].where.startswith("all_reduce")
@@ -73,7 +74,7 @@ assert endings[1].where.startswith("__next__")
 #
 # With workers that are there before the thread is, nothing is held when they are forked.
 
-print("workers first:", launch(train, 2, "last"))
+print("workers first:", launch(train, 2, "last", env=ON_CPU))
 
 # %%
 # The fix

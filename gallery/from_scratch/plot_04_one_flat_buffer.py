@@ -11,13 +11,13 @@ It serves :ref:`from-scratch-flat`.
 # The model is the one with many small tensors: 151 layers of 64 by 64.
 
 import statistics
-import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
+from ddplab.clock import now
 from ddplab.gaps import flat_gradients
 from ddplab.plotting import ACCENT, INK, describe, subplots
 from ddplab.scratch import flat, naive
@@ -64,12 +64,10 @@ def in_pieces(elements, rounds):
         for count in PIECES:
             pieces = flat_buffer.tensor_split(count)
             dist.barrier()
-            start = time.perf_counter()
+            start = now()
             for piece in pieces:
                 dist.all_reduce(piece)
-            if piece.is_cuda:
-                torch.cuda.synchronize()
-            times[count].append(1e3 * (time.perf_counter() - start))
+            times[count].append(1e3 * (now() - start))
         flat_buffer.normal_()
     return [statistics.median(times[count]) for count in PIECES]
 

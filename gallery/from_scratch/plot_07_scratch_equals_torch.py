@@ -62,7 +62,7 @@ def all_runs():
     return {name: train(*run) for name, run in RUNS.items()}
 
 
-results = {ranks: launch(all_runs, ranks)[0] for ranks in (2, 3, 4)}
+results = {ranks: launch(all_runs, ranks, up_to=4)[0] for ranks in (2, 3, 4)}
 
 # %%
 # Three comparisons
@@ -137,7 +137,7 @@ def moved():
 
 
 for ranks in (2, 3, 4):
-    share = launch(moved, ranks)[0]
+    share = launch(moved, ranks, up_to=4)[0]
     print(f"{ranks} ranks: {share:5.1%} of the sums have other last bits")
     record("%", **{f"moved_{ranks}": 100 * share})
     assert ranks > 2 or share == 0

@@ -11,7 +11,6 @@ It serves :ref:`from-scratch-speed`.
 # Two models: a small GPT, whose parameters are few tensors and large, and an MLP with many small ones.
 
 import statistics
-import time
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record, scratch
+from ddplab.clock import now
 from ddplab.gaps import flat_weights
 from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.scratch import flat, naive, overlap
@@ -68,15 +68,13 @@ WRAPPERS = {
 
 def step_ms(model, optimizer, x):
     dist.barrier()
-    start = time.perf_counter()
+    start = now()
     model(x).square().mean().backward()
     if hasattr(model, "sync_gradients"):
         model.sync_gradients()
     optimizer.step()
     optimizer.zero_grad()
-    if x.is_cuda:
-        torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - start)
+    return 1e3 * (now() - start)
 
 
 def worker(build, batch, rounds):

@@ -18,10 +18,11 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import profile, record_function, schedule
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ddplab import device, launch, record
+from ddplab.clock import now
 from ddplab.plotting import FAINT, INK, RANK_COLORS, describe, subplots
 
 RANKS, BATCH, TOKENS, WORDS, WIDTH = 2, 16, 32, 64, 128
@@ -34,8 +35,7 @@ SENDS = {"c10d::broadcast_": "broadcast", "c10d::allreduce_": "all_reduce"}  # c
 def line(name):
     with record_function(name):
         yield
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        now()
 
 
 # %%
@@ -111,7 +111,8 @@ def worker():
             spans.setdefault(name, []).append((event.time_range.start, event.time_range.end))
 
     steps = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE)
-    with profile(schedule=steps, on_trace_ready=keep) as profiler:
+    host = [ProfilerActivity.CPU]  # a GPU would list each line once more
+    with profile(activities=host, schedule=steps, on_trace_ready=keep) as profiler:
         losses = train(after_step)
     zero = clock[-1] * 1e6 - max(spans["clock"])[0]
 

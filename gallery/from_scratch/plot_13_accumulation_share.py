@@ -15,7 +15,6 @@ It serves :ref:`from-scratch-training-run`.
 # The numbers of bytes are real and small; the time they take is emulated.
 
 import contextlib
-import time
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
+from ddplab.clock import now, seconds, stamp
 from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.slowlink import SlowLink
 
@@ -43,21 +43,23 @@ def worker(k):
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     model = DistributedDataParallel(net.to(device()), bucket_cap_mb=0.25)
-    link, ready_s, steps = SlowLink(LATENCY_S, BYTES_PER_S), [], []
+    link, ready, steps = SlowLink(LATENCY_S, BYTES_PER_S), [], []
     model.register_comm_hook(link, SlowLink.hook)
     for p in model.parameters():
-        p.register_post_accumulate_grad_hook(lambda _: ready_s.append(time.perf_counter()))
+        p.register_post_accumulate_grad_hook(lambda _: ready.append(stamp()))
     batch = torch.randn(MICRO_BATCH, WIDTH).to(device())
     for _ in range(WARM + STEPS):
         dist.barrier()
         model.zero_grad()
         link.log.clear()
-        begin_s = time.perf_counter()
+        now()
+        begin = stamp()
         for micro in range(k):
             with model.no_sync() if micro < k - 1 else contextlib.nullcontext():
                 (model(batch).square().mean() / k).backward()
-        end_s = time.perf_counter()
-        steps.append((end_s - begin_s, ready_s[-1] - begin_s, len(link.log)))
+        end = stamp()
+        now()
+        steps.append((seconds(begin, end), seconds(begin, ready[-1]), len(link.log)))
     return steps[WARM:]  # the first steps still have other buckets
 
 

@@ -83,7 +83,7 @@ def worker(kind, options, states, ranks, views):
 per_parameter = {}
 print(f"{'bytes of':17} parameters  gradients    buckets     states      total  predicted")
 for name, case in CASES.items():
-    results = launch(worker, case[-2], *case)
+    results = launch(worker, case[-2], *case, up_to=2)
     ledger, parameters, tensors = results[0]
     plan = predict(parameters, tensors, *case)
     columns = *ledger, sum(ledger), sum(plan.values())

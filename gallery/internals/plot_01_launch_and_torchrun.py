@@ -13,6 +13,7 @@ import statistics
 import time
 
 from ddplab import launch, record
+from ddplab.needs import ON_CPU
 from ddplab.plotting import ACCENT, MUTED, subplots
 from ddplab.recipes import torchrun
 
@@ -41,7 +42,7 @@ def worker():
     return weights
 
 
-weights = launch(worker, 2)
+weights = launch(worker, 2, env=ON_CPU)  # a GPU rounds in another order
 assert weights[0] == weights[1]
 
 # %%
@@ -57,7 +58,7 @@ assert weights[0] == weights[1]
 # ``torchrun`` starts one process per rank, and sets ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and
 # ``MASTER_PORT`` in each.
 
-printed = torchrun("hello_ddp.py", 2)
+printed = torchrun("hello_ddp.py", 2, env=ON_CPU)
 print("$ torchrun --standalone --nproc-per-node 2 hello_ddp.py")
 print("".join(sorted(printed.splitlines(keepends=True))), end="")
 assert printed.count(f"{weights[0]:+.6f}") == 2  # the same weights, digit for digit
@@ -78,8 +79,8 @@ def seconds(action, *args, **options):
 
 warm, cold = [], []
 for _ in range(3):
-    cold.append(seconds(torchrun, "hello_ddp.py", 2))
-    warm += [seconds(launch, worker, 2, quiet=True) for _ in range(7)]
+    cold.append(seconds(torchrun, "hello_ddp.py", 2, env=ON_CPU))
+    warm += [seconds(launch, worker, 2, quiet=True, env=ON_CPU) for _ in range(7)]
 
 launch_s, torchrun_s = statistics.median(warm), statistics.median(cold)
 record(unit="ms", warm_launch=1e3 * launch_s)

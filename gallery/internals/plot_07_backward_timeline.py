@@ -8,7 +8,6 @@ It serves :ref:`internals-backward`.
 """
 
 import statistics
-import time
 
 import torch
 import torch.distributed as dist
@@ -16,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
+from ddplab.clock import now, seconds, stamp
 from ddplab.plotting import INK, MUTED, RANK_COLORS, subplots
 
 LAYERS, WIDTH, BATCH, STEPS, RANKS = 8, 1024, 384, 6, 2  # 8 gradients of 4 MiB each
@@ -23,22 +23,13 @@ LAYERS, WIDTH, BATCH, STEPS, RANKS = 8, 1024, 384, 6, 2  # 8 gradients of 4 MiB 
 # %%
 # Three stamps
 # ------------
-# A stamp is a clock reading on a CPU, and an event in the current stream on a GPU, where the host runs ahead.
+# A ``stamp()`` is a clock reading on a CPU, and an event in the current stream on a GPU, where the host runs ahead; ``now()`` waits for all of them.
 # *Ready* comes from a hook on each parameter, *launched* from a communication hook, *done* from its future.
 # The communication hook does what DDP does without one: it divides by the number of ranks and sums over them.
 
 
-def stamp():
-    if not torch.cuda.is_available():
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
 def ms_between(start, end):
-    on_gpu = isinstance(start, torch.cuda.Event)
-    return start.elapsed_time(end) if on_gpu else 1e3 * (end - start)
+    return 1e3 * seconds(start, end)
 
 
 def all_reduce_with_stamps(stamps, bucket):
@@ -83,8 +74,7 @@ def worker():
         stamps.update(ready=[], launched=[], done=[])
         start, end = one_backward(stamped, batch)
         plain_span = one_backward(plain, batch)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        now()
         plain_ms.append(ms_between(*plain_span))
         timeline = {what: [ms_between(start, at) for at in stamps[what]] for what in stamps}
         timelines.append({**timeline, "end": ms_between(start, end)})

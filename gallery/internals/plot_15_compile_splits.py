@@ -13,8 +13,6 @@ It serves :ref:`internals-compile`.
 # The backend compiles nothing: it notes how many layers each graph has that it is asked to compile.
 # (The model has a class of its own, because torch 2.13 captures no graph from a bare ``nn.Sequential`` inside DDP.)
 
-import time
-
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -22,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
 from ddplab.buckets import MIB, assign
+from ddplab.clock import now, seconds, stamp
 from ddplab.plotting import ACCENT, MUTED, subplots
 from ddplab.torch_private import ddp_facts, set_ddp_optimizer
 
@@ -112,7 +111,7 @@ def launches(kind):
     ddp, launched = DistributedDataParallel(Stack().to(device()), bucket_cap_mb=1), []
 
     def hook(state, bucket):
-        launched.append(time.perf_counter())
+        launched.append(stamp())
         return allreduce_hook(None, bucket)
 
     ddp.register_comm_hook(None, hook)
@@ -121,10 +120,13 @@ def launches(kind):
     for _ in range(8):
         loss = model(torch.ones(512, 512, device=device())).sum()
         launched.clear()
-        started = time.perf_counter()
+        now()
+        started = stamp()
         loss.backward()
-        ended = time.perf_counter()
-        runs.append((1e3 * (ended - started), [1e3 * (at - started) for at in launched]))
+        ended = stamp()
+        now()
+        spans = [1e3 * seconds(started, at) for at in (ended, *launched)]
+        runs.append((spans[0], spans[1:]))
     return min(runs[3:])  # the first three rebuild buckets and compile
 
 

@@ -62,7 +62,7 @@ off, losses = {}, {}
 print("                    first gradient  gap between            loss after")
 print("                   ÷ one process's        ranks   off by    20 steps")
 for name, make in OPTIMIZERS.items():
-    [(answer, norm_of_one, _)] = launch(train, 1, make, right)
+    [(answer, norm_of_one, _)] = launch(train, 1, make, right, up_to=RANKS)
     for how, backward in (("wrong", wrong), ("fixed", right)):
         weights, norms, (loss, *_) = zip(*launch(train, RANKS, make, backward), strict=True)
         ratio, between = norms[0] / norm_of_one, gap(weights)

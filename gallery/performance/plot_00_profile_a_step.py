@@ -18,7 +18,6 @@ import json
 import re
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -28,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, record_function, schedule
 
 from ddplab import device, launch, record
+from ddplab.clock import now
 from ddplab.plotting import ACCENT, FAINT, INK, MUTED, RANK_COLORS, describe, subplots
 
 STEPS, LAYERS, WIDTH, BATCH, RANKS = 11, 4, 512, 64, 2
@@ -73,11 +73,11 @@ def worker(folder, micro_batches, bf16):
     what = {"record_shapes": True, "profile_memory": True}
     with profile(schedule=plan, on_trace_ready=keep, **what) as profiler:
         for step in range(STEPS):
-            began = time.perf_counter()
+            began = now()
             one_step(model, optimizer, micro_batches, autocast)
-            ended = time.perf_counter()
+            ended = now()
             profiler.step()
-            times = 1e3 * (ended - began), 1e3 * (time.perf_counter() - ended)
+            times = 1e3 * (ended - began), 1e3 * (now() - ended)
             happened.append((plan(step).name, *times))
     return happened, operators[-1]
 
@@ -134,7 +134,8 @@ record("ms", saving=max(ms for action, _, ms in happened if action.endswith("SAV
 
 
 def spans(trace, pattern):
-    found = (e for e in trace if e.get("ph") == "X" and re.match(pattern, e["name"]))
+    here = (e for e in trace if e.get("ph") == "X" and e["cat"] != "gpu_user_annotation")
+    found = (e for e in here if re.match(pattern, e["name"]))
     return sorted((e["ts"] / 1e3, (e["ts"] + e["dur"]) / 1e3, e) for e in found)
 
 
@@ -146,7 +147,9 @@ for region in REGIONS:
 ranked = sorted((op for op in operators if "::" in op[0]), key=lambda op: -op[2])
 for name, calls, self_ms in ranked[:4]:
     print(f"operators  {name:22} {calls:4} calls {self_ms:7.1f} ms self")
-allocated = [e["args"]["Total Allocated"] for e in trace if e.get("name") == "[memory]"]
+seen = [e["args"] for e in trace if e.get("name") == "[memory]"]
+place = max(e["Device Type"] for e in seen)  # 0: the CPU; where there is a GPU, its memory
+allocated = [e["Total Allocated"] for e in seen if e["Device Type"] == place]
 print(f"memory     highest − lowest       {(max(allocated) - min(allocated)) / 2**20:.1f} MiB")
 
 # %%

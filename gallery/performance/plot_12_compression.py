@@ -15,7 +15,6 @@ It serves :ref:`performance-compression`; :doc:`/labs/internals/plot_12_comm_hoo
 
 import statistics
 import threading
-import time
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
+from ddplab.clock import now
 from ddplab.gaps import flat_gradients
+from ddplab.needs import ON_CPU
 from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.postmortem import postmortem
 from ddplab.slowlink import SlowLink
@@ -94,7 +95,7 @@ def by_its_name():
 
 
 try:
-    launch(by_its_name, RANKS, env={"CUDA_VISIBLE_DEVICES": ""}, quiet=True)
+    launch(by_its_name, RANKS, env=ON_CPU, quiet=True)
     answer = "accepted on gloo: this torch was built with NCCL"
 except LaunchError as error:
     answer = str(error).splitlines()[-1]
@@ -129,9 +130,9 @@ def worker(hook, options):
         model.zero_grad()
         loss = nn.functional.mse_loss(model(x), target)
         dist.barrier()
-        began = time.perf_counter()
+        began = now()
         loss.backward()
-        times.append(1e3 * (time.perf_counter() - began))
+        times.append(1e3 * (now() - began))
         sent = flat_gradients(model).to(device())
         if step >= FIRST:
             sums += torch.stack([exact, sent])
@@ -207,9 +208,7 @@ def several_buckets(cap):
 
 
 for cap, passes in ((25, True), (0.25, False)):
-    endings = postmortem(
-        several_buckets, RANKS, cap, timeout_s=5, env={"CUDA_VISIBLE_DEVICES": ""}
-    )
+    endings = postmortem(several_buckets, RANKS, cap, timeout_s=5, env=ON_CPU)
     print(f"bucket_cap_mb={cap:5}: " + ", ".join(f"rank {e.rank} {e.how}" for e in endings))
     assert all(e.how == "returned" for e in endings) == passes
 

@@ -91,7 +91,7 @@ print("        of a rank    derived    realized           by, measured")
 derived, measured = [], []
 for p in SIZES:
     plan = [step for late in delays for step in ([BASE_S] * p, [BASE_S + d for d in late[:p]])]
-    ranks = launch(worker, p, plan, quiet=True)
+    ranks = launch(worker, p, plan, quiet=True, up_to=max(SIZES))
     steps = [max(step) for step in zip(*([s for s, _ in r] for r in ranks), strict=True)]
     derived.append(1e3 * MEAN_S * sum(1 / k for k in range(1, p + 1)))
     realized = 1e3 * statistics.mean(max(step[:p]) for step in delays)

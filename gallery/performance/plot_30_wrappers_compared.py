@@ -14,7 +14,6 @@ It serves :ref:`performance-alternatives`.
 # DDP comes first: the loop that the others are compared with.
 
 import statistics
-import time
 from collections import Counter
 
 import torch
@@ -25,6 +24,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
+from ddplab.clock import now
+from ddplab.needs import a_gpu_each
 from ddplab.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
 from ddplab.torch_private import ddp_facts, flight_records
 
@@ -150,9 +151,9 @@ def worker():
         x = torch.randn(BATCH, WIDTH, generator=own).to(device())
         for name, (step, _, _) in made.items():
             dist.barrier()
-            before, began = len(flight_records()), time.perf_counter()
+            before, began = len(flight_records()), now()
             losses[name].append(step(x).item())
-            times[name].append(1e3 * (time.perf_counter() - began))
+            times[name].append(1e3 * (now() - began))
             sent[name] = [(r.operation, r.elements) for r in flight_records()[before:]]
     held = {}
     for name, (_, model, optimizer) in made.items():
@@ -165,7 +166,7 @@ def worker():
     return losses, times, sent, held
 
 
-ranks = launch(worker, RANKS, quiet=True)
+ranks = launch(worker, RANKS, quiet=True, env=a_gpu_each(RANKS))
 
 # %%
 # The same numbers

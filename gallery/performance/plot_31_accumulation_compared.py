@@ -15,7 +15,6 @@ It serves :ref:`performance-alternatives`; the first two mistakes have rooms in 
 
 import contextlib
 import statistics
-import time
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
+from ddplab.clock import now
 from ddplab.gaps import flat_gradients, gap
 from ddplab.slowlink import SlowLink
 
@@ -101,9 +101,9 @@ def worker():
         for i, loop in enumerate(LOOPS):
             models[i].zero_grad()
             dist.barrier()
-            before, began = len(link.log), time.perf_counter()
+            before, began = len(link.log), now()
             loop(models[i], x.chunk(K))
-            times[i].append(1e3 * (time.perf_counter() - began))
+            times[i].append(1e3 * (now() - began))
             sent[i] = [t.nbytes for t in link.log[before:]]
     gradients = [flat_gradients(model) for model in models]
     return flat_gradients(whole), gradients, times, sent

@@ -12,11 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 def main() -> dist.ProcessGroup:
     """Take one step on this rank's share of the data and say what became of the model."""
     # Rank, world size and where to meet come from the variables that torchrun has set.
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
-    device = (
-        torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    )
+    # A GPU for each rank, or none: NCCL refuses two ranks on one.
+    device = torch.device("cpu")
+    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank = dist.get_rank()
 
     torch.manual_seed(rank)  # other weights on every rank: the constructor makes them equal
     model = DistributedDataParallel(torch.nn.Linear(4, 1).to(device))

@@ -20,14 +20,12 @@ import subprocess
 import sys
 import time
 
-import torch
-
 from ddplab import record
+from ddplab.needs import a_gpu_each
 from ddplab.recipes import FOLDER, torchrun
 
-if torch.cuda.device_count() < 2:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # two ranks on one GPU would be a finding
-table = torchrun("hello_ranks.py", 2, "--mib", "16")
+GPUS = a_gpu_each(2)  # or none: two ranks on one GPU would be a finding
+table = torchrun("hello_ranks.py", 2, "--mib", "16", env=GPUS)
 print(table, end="")
 assert "nothing wrong" in table
 record(unit="Gbit/s", rate=float(re.search(r"([\d.]+) Gbit/s", table)[1]))
@@ -38,13 +36,10 @@ record(unit="Gbit/s", rate=float(re.search(r"([\d.]+) Gbit/s", table)[1]))
 # A job script from another cluster names an interface that this machine does not have.
 # The run ends before any library has tried to use it.
 
-os.environ["GLOO_SOCKET_IFNAME"] = "ib7"
 try:
-    torchrun("hello_ranks.py", 2, "--patience", "3")
+    torchrun("hello_ranks.py", 2, "--patience", "3", env={**GPUS, "GLOO_SOCKET_IFNAME": "ib7"})
 except RuntimeError as error:
     said = str(error)
-finally:
-    del os.environ["GLOO_SOCKET_IFNAME"]
 print(said[said.index("hello_ranks: ") : said.index("1 wrong")] + "1 wrong")
 assert "GLOO_SOCKET_IFNAME=ib7, but" in said
 
@@ -62,7 +57,14 @@ began = time.monotonic()
 ranks = [
     subprocess.Popen(
         [sys.executable, FOLDER / "hello_ranks.py", "--patience", "3"],
-        env={**os.environ, **meet, "WORLD_SIZE": "3", "RANK": rank, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            **GPUS,
+            **meet,
+            "WORLD_SIZE": "3",
+            "RANK": rank,
+            "OMP_NUM_THREADS": "1",
+        },
         stdout=subprocess.PIPE,
         text=True,
     )

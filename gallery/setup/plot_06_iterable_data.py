@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ddplab import LaunchError, device, launch
+from ddplab.needs import ON_CPU
 from ddplab.plotting import FAINT, RANK_COLORS, describe, subplots
 
 RANKS, WORKERS, SIZE = 2, 2, 2
@@ -99,12 +100,12 @@ def train(vote):
 
 
 try:
-    launch(train, RANKS, False, timeout_s=6)
+    launch(train, RANKS, False, timeout_s=6, env=ON_CPU)  # NCCL would hold back the GPU only
     raise AssertionError("it did not hang")
 except LaunchError as error:
     print(str(error).splitlines()[0])
 print("\nwith the vote:")
-steps = launch(train, RANKS, True)
+steps = launch(train, RANKS, True, env=ON_CPU)
 assert steps == [3, 3]
 
 # %%

@@ -16,7 +16,6 @@ import itertools
 import statistics
 import sys
 import tempfile
-import time
 
 import torch
 import torch.distributed as dist
@@ -25,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddplab import device, launch, record
+from ddplab.clock import now
+from ddplab.needs import a_gpu_each
 from ddplab.recipes import FOLDER
 
 RANKS, STEPS, WARM = 2, 40, 5
@@ -75,12 +76,6 @@ def accelerate(data, model, args):
 # So the three take turns, and whatever slows the machine slows all of them.
 
 
-def now():
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def worker(recipes, out, contenders):
     sys.path.insert(0, recipes)
     import train
@@ -114,7 +109,8 @@ def worker(recipes, out, contenders):
 found = importlib.util.find_spec("accelerate") is not None
 contenders = [tutorial, accelerate] if found else [tutorial]
 with tempfile.TemporaryDirectory() as out:
-    ranks = launch(worker, RANKS, str(FOLDER), out, contenders, init=False, quiet=True)
+    job = str(FOLDER), out, contenders
+    ranks = launch(worker, RANKS, *job, init=False, quiet=True, env=a_gpu_each(RANKS))
 
 # %%
 # A ratio is taken turn by turn, between two steps that ran one after the other, and the middle one of all turns is shown.

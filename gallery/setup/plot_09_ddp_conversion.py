@@ -39,11 +39,11 @@ import tempfile
 import torch
 
 from ddplab import launch
+from ddplab.needs import ON_CPU
 from ddplab.plotting import ACCENT, INK, subplots
 from ddplab.recipes import FOLDER
 
 SINGLE = (FOLDER / "single_device.py").read_text()
-ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}  # two ranks would need two GPUs
 CONVERTED = (FOLDER / "converted_ddp.py").read_text()
 
 

@@ -10,9 +10,8 @@ from proof import proves
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from ddplab import launch
+from ddplab.needs import ON_CPU
 from ddplab.recipes import FOLDER
-
-ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}  # four ranks would need four GPUs
 
 
 def run(name, ranks, path):

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
 from ddplab.gaps import flat_weights, gap
+from ddplab.needs import ON_CPU
 from ddplab.postmortem import postmortem
 
 
@@ -67,7 +68,8 @@ def one_does_not_come():
 @proves("debug-stack-tells-the-absent-rank")
 def test_the_stack_of_the_absent_rank_names_its_line():
     """A stack is taken from outside while both ranks still run."""
-    waiting, absent = postmortem(one_does_not_come, 2, timeout_s=5)
+    # NCCL would hold back the GPU, not the host.
+    waiting, absent = postmortem(one_does_not_come, 2, timeout_s=5, env=ON_CPU)
     assert (waiting.how, absent.how) == ("hung", "hung")
     assert waiting.where.startswith("backward, called by one_does_not_come")
     assert absent.where.startswith("read_for_ever at line")

@@ -8,6 +8,7 @@ from proof import proves
 from torch.distributed import TCPStore
 
 from ddplab.machines import loopback
+from ddplab.needs import a_gpu_each
 from ddplab.recipes import FOLDER
 from tools import free_port
 
@@ -20,7 +21,7 @@ def test_the_ranks_that_are_there_name_the_one_that_is_not():
 
     def start(patience_s, *ranks):
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3"}
-        meet["CUDA_VISIBLE_DEVICES"] = ""  # three ranks on one GPU would be wrong too
+        meet |= a_gpu_each(3)  # or none: three ranks on one GPU would be wrong too
         command = ["python", str(FOLDER / "hello_ranks.py"), f"--patience={patience_s}", "--mib=1"]
         return [host.fork(command, {**meet, "RANK": str(rank)}) for rank in ranks]
 

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, launch
+from ddplab.needs import ON_CPU
 from ddplab.torch_private import mixed_precision
 
 
@@ -18,7 +19,6 @@ def test_mixed_precision_fails_on_cpu_tensors():
         ddp = DistributedDataParallel(nn.Linear(4, 1), **options)
         ddp(torch.ones(2, 4)).sum().backward()
 
-    no_gpu = {"CUDA_VISIBLE_DEVICES": ""}
-    launch(worker, 2, env=no_gpu)
+    launch(worker, 2, env=ON_CPU)
     with pytest.raises(LaunchError, match=r"cpu backend doesn't support events|CUDA error"):
-        launch(lambda: worker(mixed_precision=mixed_precision(torch.bfloat16)), 2, env=no_gpu)
+        launch(lambda: worker(mixed_precision=mixed_precision(torch.bfloat16)), 2, env=ON_CPU)

@@ -14,10 +14,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import LaunchError, device, launch
 from ddplab.gaps import flat_gradients
+from ddplab.needs import ON_CPU, a_gpu_each
 from ddplab.postmortem import postmortem
 from ddplab.torch_private import flight_records
-
-NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def averaged(bucket):
@@ -74,12 +73,12 @@ def test_the_bf16_hook_is_refused_by_its_name():
 
     rounded = torch.tensor(1 / 3).bfloat16().item()
     assert rounded != pytest.approx(1 / 3, rel=1e-6)
-    assert launch(worker, 2, renamed, env=NO_GPU) == [rounded] * 2
+    assert launch(worker, 2, renamed, env=ON_CPU) == [rounded] * 2
     if dist.is_nccl_available():
-        assert launch(worker, 2, default_hooks.bf16_compress_hook, env=NO_GPU) == [rounded] * 2
+        assert launch(worker, 2, default_hooks.bf16_compress_hook, env=ON_CPU) == [rounded] * 2
     else:
         with pytest.raises(LaunchError, match="TypeError: BF16 all reduce communication hook required"):
-            launch(worker, 2, default_hooks.bf16_compress_hook, env=NO_GPU)
+            launch(worker, 2, default_hooks.bf16_compress_hook, env=ON_CPU)
 
 
 def power_sgd(rank, **options):
@@ -101,7 +100,7 @@ def test_powersgd_sends_two_thin_matrices_in_place_of_a_square_one():
 
     for rank in (1, 4):
         thin = ("all_reduce", 3 * 64 * rank)
-        assert launch(worker, 2, rank, env=NO_GPU) == [[("all_reduce", 3 * 64), thin, thin]] * 2
+        assert launch(worker, 2, rank, env=ON_CPU) == [[("all_reduce", 3 * 64), thin, thin]] * 2
 
 
 @proves("perf-powersgd-feedback")
@@ -129,10 +128,10 @@ def test_what_error_feedback_has_not_sent_it_still_has():
         dist.all_reduce(kept.div_(dist.get_world_size()))
         return difference.norm().item(), kept.norm().item()
 
-    for missing, kept in launch(worker, 2, True, env=NO_GPU):
+    for missing, kept in launch(worker, 2, True, env=ON_CPU):
         assert missing > 0
         assert missing == pytest.approx(kept, rel=1e-3)
-    with_feedback, without = (launch(worker, 2, f, env=NO_GPU)[0][0] for f in (True, False))
+    with_feedback, without = (launch(worker, 2, f, env=ON_CPU)[0][0] for f in (True, False))
     assert with_feedback < without
 
 
@@ -147,8 +146,8 @@ def test_powersgd_with_several_buckets_does_not_finish_on_gloo():
             model(torch.ones(2, 256)).sum().backward()
 
     one, six = side_by_side(
-        lambda: postmortem(worker, 2, 25, timeout_s=60, env=NO_GPU),
-        lambda: postmortem(worker, 2, 0.25, timeout_s=5, env=NO_GPU),
+        lambda: postmortem(worker, 2, 25, timeout_s=60, env=ON_CPU),
+        lambda: postmortem(worker, 2, 0.25, timeout_s=5, env=ON_CPU),
     )
     assert {e.how for e in one} == {"returned"}
     assert {e.how for e in six} != {"returned"}
@@ -222,7 +221,7 @@ def train(way, steps=4):
 
 def beside_ddp(way):
     """What each of two ranks gets of DDP, and of another way."""
-    return launch(lambda: (train("ddp"), train(way)), 2, quiet=True)
+    return launch(lambda: (train("ddp"), train(way)), 2, quiet=True, env=a_gpu_each(2))
 
 
 @proves("perf-accelerate-is-ddp")

@@ -16,6 +16,7 @@ import torch
 
 from ddplab import LaunchError, launch
 from ddplab.machines import Fork, Program
+from ddplab.needs import ON_CPU  # ranks would share a GPU, and one rank in bf16 is not two in fp32
 from ddplab.recipes import FOLDER
 from tools import free_port
 
@@ -44,9 +45,15 @@ def start(ranks: int, *args: object, program: Path = TRAIN, slurm: bool = False,
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for r in range(ranks):
-            env = {**meet, words["RANK"]: str(r), words["LOCAL_RANK"]: str(r), words["WORLD_SIZE"]: str(ranks)}
+            env = {
+                **ON_CPU,
+                **meet,
+                words["RANK"]: str(r),
+                words["LOCAL_RANK"]: str(r),
+                words["WORLD_SIZE"]: str(ranks),
+            }
             fork = partial(Fork, cwd=cwd, stderr=Path(folder) / str(r))
-            started.append(Program(command, env, fork))
+            started.append(Program(command, {**ON_CPU, **meet, **env}, fork))
         codes = [process.wait(LIMIT_S) for process in started]
         return [Rank(codes[r], started[r].output, (Path(folder) / str(r)).read_text()) for r in range(ranks)]
 
@@ -57,7 +64,7 @@ def start_python(ranks: int, *args: object, program: Path = TRAIN, path: Path) -
     processes = [
         subprocess.Popen(
             [sys.executable, str(program), *map(str, args)],
-            env={**os.environ, **meet, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": str(ranks)},
+            env={**os.environ, **ON_CPU, **meet, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": str(ranks)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -93,7 +100,8 @@ def call(ranks: int, *args: object) -> list[Rank]:
                 code = end.code
         return code, out.getvalue(), err.getvalue()
 
-    ended = launch(worker, ranks, str(FOLDER), [str(arg) for arg in args], init=False, quiet=True, timeout_s=LIMIT_S)
+    options = {"init": False, "quiet": True, "timeout_s": LIMIT_S, "env": ON_CPU}
+    ended = launch(worker, ranks, str(FOLDER), [str(arg) for arg in args], **options)
     return [Rank(*end) for end in ended]
 
 
@@ -130,7 +138,7 @@ def live(ranks: int, log: Path, kill: str, when: float, *args: object) -> bool:
             except SystemExit as end:
                 return end.code
 
-    options = {"init": False, "quiet": True, "timeout_s": LIMIT_S}
+    options = {"init": False, "quiet": True, "timeout_s": LIMIT_S, "env": ON_CPU}
     try:
         codes = launch(worker, ranks, str(FOLDER), str(log), kill, when, [str(arg) for arg in args], **options)
     except LaunchError as death:

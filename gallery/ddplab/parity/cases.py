@@ -28,6 +28,7 @@ from torch.futures import Future
 from torch.utils.checkpoint import checkpoint
 
 from ..launcher import launch
+from ..needs import ON_CPU
 from ..rank import device
 from .observe import (
     Behaviour,
@@ -58,7 +59,7 @@ def observe_all(titles: Collection[str], *classes: type[nn.Module], ranks: int =
         warnings.simplefilter("ignore")
         return [[observe(BEHAVIOURS[title], cls) for title in titles] for cls in classes]
 
-    quietly: Any = {"env": {"CUDA_VISIBLE_DEVICES": ""}, "quiet": True}
+    quietly: Any = {"env": ON_CPU, "quiet": True}
     together = [title for title in titles if not BEHAVIOURS[title].alone]
     by_rank = launch(worker, ranks, together, classes, timeout_s=60, **quietly)
     seen = {title: [[rank[c][t] for rank in by_rank] for c in range(len(classes))] for t, title in enumerate(together)}

@@ -1,0 +1,147 @@
+"""What each lab and each claim does on 0, 1, 2 and 8 GPUs: the rehearsal's table, printed as Markdown.
+
+    python tests/gpus.py                  what is known now
+    python tests/gpus.py --simulate 2     run labs and claims as if this machine had 2 GPUs (see tests/simulated);
+                                          goes on where it was interrupted; names of labs behind -- run only these
+
+A cell names the backend, or says why it is not run. It is one of three things, and says which:
+
+    gloo      executed without a GPU: it is in the default edition
+    nccl ~    executed, but the GPUs were simulated
+    nccl ?    only read: what launch would choose for the ranks that the default edition noted
+
+Nothing here ran on a GPU. The notes are in tests/gpus.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from ddplab.recording.edition import Edition
+from ddplab.recording.script import lab_id
+
+ROOT = Path(__file__).parents[1]
+COUNTS = (1, 2, 8)
+SIMULATED = ROOT / "_build" / "simulated"
+NOTES = Path(__file__).with_suffix(".toml")
+
+
+def notes(labs: set[str], test_files: set[str], path: Path = NOTES) -> dict[str, str]:
+    """Return the reviewed note on each lab, by id, and on each file of claims or claim.
+
+    Raises:
+        ValueError: a lab or a file of claims has no note or two, or a note is about what is not there.
+    """
+    found: dict[str, str] = {}
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["note"]:
+        for name in entry["about"]:
+            if name in found:
+                raise ValueError(f"{path.name}: {name!r} has two notes; keep one")
+            found[name] = entry["text"]
+    there = labs | test_files
+    for problem, names in (("has no note", there - found.keys()), ("is gone: remove its note", found.keys() - there)):
+        if names:
+            raise ValueError(f"{path.name}: {min(names)!r} {problem}")
+    return found
+
+
+def catalog() -> tuple[dict[str, Path], dict[str, str]]:
+    """The script of each lab, and the file of tests of each claim that the default edition has."""
+    labs = {lab_id(script): script for script in sorted((ROOT / "gallery").glob("*/plot_*.py"))}
+    results = default_edition().results()
+    return labs, {claim: Path(kept["test"].partition("::")[0]).stem for claim, kept in sorted(results.items())}
+
+
+def test_files() -> set[str]:
+    """The files of tests in tests/claims, by their names."""
+    return {path.stem for path in (ROOT / "tests" / "claims").glob("test_*.py")}
+
+
+def default_edition() -> Edition:
+    """The only edition that is committed."""
+    (manifest,) = (ROOT / "gallery" / "editions").glob("*/manifest.json")
+    return Edition(manifest.parent)
+
+
+def expected(launches: list[dict[str, Any]], gpus: int, one_table: bool) -> str:
+    """The backends that ``launch`` takes with so many GPUs and an NCCL that refuses two ranks on one.
+
+    Args:
+        launches: as an edition notes them, with their ``ranks``; ``chosen`` if the script chose the devices.
+        gpus: how many there are.
+        one_table: all launches take the backend of the largest (``up_to``).
+    """
+    free = [launch["ranks"] for launch in launches if not launch.get("chosen")]
+    largest = max(free, default=0)
+    backends = {"nccl" if gpus >= (largest if one_table else ranks) else "gloo" for ranks in free}
+    if any(launch.get("chosen") for launch in launches):
+        backends.add("gloo on the CPU")
+    return " and ".join(sorted(backends)) or "no launch"
+
+
+def cell(kept: dict[str, Any] | None) -> str | None:
+    """What an edition says of a lab or a claim, in a few words."""
+    if kept is None:
+        return None
+    if kept.get("failed") or kept.get("outcome") == "failed":
+        return "**fails**"
+    if reason := kept.get("needs") or (kept.get("outcome") == "skipped" and kept.get("why", "skipped")):
+        return f"not shown: {reason}"
+    seen = {"gloo on the CPU" if one.get("chosen") else one["backend"] for one in kept["launches"]}
+    return " and ".join(sorted(seen)) or "no launch"
+
+
+def row(kept: dict[str, Any] | None, simulated: list[dict[str, Any] | None], one_table: bool) -> list[str]:
+    """The cells of 0, 1, 2 and 8 GPUs."""
+    launches = kept["launches"] if kept else []
+    cells = [cell(kept) or "not recorded"]
+    for gpus, there in zip(COUNTS, simulated, strict=True):
+        seen = cell(there)
+        cells.append(f"{seen} ~" if seen else f"{expected(launches, gpus, one_table)} ?")
+    return cells
+
+
+def table() -> list[str]:
+    """The lines of the table, labs before claims."""
+    labs, claims = catalog()
+    said = notes(set(labs), test_files())
+    real, simulated = default_edition(), [Edition(SIMULATED / f"simulated-{gpus}") for gpus in COUNTS]
+    lines = ["| Lab or claim | 0 GPUs | 1 | 2 | 8 | Note |", "|---|---|---|---|---|---|"]
+    for lab, script in labs.items():
+        cells = row(real.lab(lab), [one.lab(lab) for one in simulated], "up_to=" in script.read_text(encoding="utf-8"))
+        lines.append(f"| {' | '.join([lab, *cells, said[lab]])} |")
+    results, *others = (edition.results() for edition in (real, *simulated))
+    for claim, file in claims.items():
+        cells = row(results[claim], [other.get(claim) for other in others], False)
+        lines.append(f"| {' | '.join([claim, *cells, said[file]])} |")
+    return lines
+
+
+def simulate(gpus: int, labs: list[str]) -> int:
+    """Record what is not recorded yet of an edition of a simulated machine; return the exit status."""
+    path = f"{ROOT / 'tests' / 'simulated'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+    env = {**os.environ, "SIMULATED_GPUS": str(gpus), "PYTHONPATH": path, "MPLBACKEND": "agg"}
+    command = [sys.executable, "-m", "ddplab.recording", f"simulated-{gpus}", "--into", str(SIMULATED)]
+    only = ["--labs", *labs, "--no-claims"] if labs else []
+    return subprocess.run([*command, *only], env=env, cwd=ROOT, check=False).returncode
+
+
+def main() -> int:
+    """Print the table, behind a simulation if one is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulate", type=int, choices=COUNTS, metavar="GPUS", help="1, 2 or 8")
+    parser.add_argument("labs", nargs="*", help="simulate these labs only")
+    options = parser.parse_args()
+    status = simulate(options.simulate, options.labs) if options.simulate else 0
+    print("\n".join(table()))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Rehearsed on simulated GPUs: who takes which device and backend; and every lab and claim has its note."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import gpus
+from tools import ROOT, free_port
+
+LIMIT_S = 150  # for what takes some seconds on free cores
+
+# Run where GPUs are simulated; prints one JSON object. Programs are forked, so that torch is imported once.
+DRIVER = """
+import json, os, sys, tempfile
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+from ddplab import evidence, launch
+from ddplab.machines import Fork, Program
+from ddplab.needs import ON_CPU, a_gpu_each
+from ddplab.recipes import FOLDER
+
+count, port = int(os.environ["SIMULATED_GPUS"]), int(sys.argv[1])
+folder = Path(tempfile.mkdtemp(dir=sys.argv[2]))
+
+
+def worker(touch):
+    import torch, torch.distributed as dist
+    from ddplab import device
+    from ddplab.clock import now, seconds, stamp
+
+    begin = stamp()
+    ones = torch.ones(2, device=device() if touch else "cpu")
+    dist.all_reduce(ones)
+    end = stamp()
+    now()
+    assert seconds(begin, end) >= 0
+    return dist.get_backend(), str(device()), torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def over_a_slow_link():
+    # One transfer that the GPU has ready: on which stream the link waits for it, and when it says that was.
+    import torch
+    from ddplab.slowlink import SlowLink, _Job
+
+    link, gate, streams, tensor = SlowLink(0.01, 1e9), torch.futures.Future(), [], torch.ones(1)
+    ready = torch.cuda.Event(enable_timing=True)
+    ready.record()
+    real = SimpleNamespace(wait=lambda: streams.append(torch.cuda.current_stream() is torch.cuda.current_stream()))
+    link._sent.put(_Job(tensor, link.seconds(4), 0.0, ready, real, gate))
+    gate.wait()
+    (sent,) = link.log
+    return streams, ready.at_s <= sent.launched_s <= sent.done_s - 0.01
+
+
+def noted(*arguments, **options):
+    evidence.begin(folder / "evidence.json")
+    ranks = launch(worker, *arguments, **options, quiet=True)
+    (facts,) = evidence.end()["launches"]
+    return ranks, {name: facts.get(name) for name in ("backend", "gpu", "gpus", "nccl", "chosen")}
+
+
+def program(name, ranks, *arguments, own=False):
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    meet |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    started = []
+    for rank in range(ranks):
+        one = {"CUDA_VISIBLE_DEVICES": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if own else {}
+        env = {**meet, "RANK": str(rank), "LOCAL_RANK": str(rank), **one}
+        start = partial(Fork, cwd=folder, stderr=folder / f"{name}.{rank}")
+        started.append(Program(["python", str(FOLDER / name), *arguments], env, start))
+    ended = [program.wait(120) for program in started]
+    return ended, started[0].output, (folder / f"{name}.0").read_text()
+
+
+found = {"two": noted(2, True), "three": noted(3, True), "two beside eight": noted(2, True, up_to=8)}
+found |= {"untouched": noted(2, False), "hidden": noted(2, True, env=ON_CPU), "each": a_gpu_each(2)}
+found["link"] = launch(over_a_slow_link, 1, quiet=True)[0]
+found["hello_ranks"] = program("hello_ranks.py", 2, "--patience=60", "--mib=1")
+tiny = "--width=16 --layers=1 --context=16 --batch=8 --steps=2 --log-every=1 --save-every=999".split()
+found["train"] = program("train.py", min(count, 2), *tiny)
+found["hello_ddp"] = program("hello_ddp.py", 2)
+(folder / "mine.py").write_text('''
+from torch import nn, ones
+def build():
+    return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), ones(4, 64)
+''')
+(folder / "tune.py").write_text('''
+import sys
+from ddplab import cli, tuning
+tuning.MOST_ROUNDS = tuning.LEAST_ROUNDS
+sys.exit(cli.main(["tune-buckets", "mine:build", "--caps=1", "--seconds=60", "--json"]))
+''')
+FOLDER = folder
+found["tune"] = program("tune.py", 2)
+if count > 1:
+    found["tune, one GPU shown"] = program("tune.py", 2, own=True)
+print("\\n" + json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_on_simulated_gpus_each_rank_has_its_own_or_all_share_under_gloo(count, tmp_path):
+    """launch, what an edition notes, hello_ranks.py, train.py, hello_ddp.py and tune-buckets on 1, 2 and 8 GPUs."""
+    path = f"{ROOT / 'tests' / 'simulated'}:{ROOT / 'gallery'}"
+    env = {**os.environ, "SIMULATED_GPUS": str(count), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    ran = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(free_port()), str(tmp_path)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+
+    def expected(ranks, nccl):
+        backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+        return [[backend, f"cuda:{rank % count}", rank % count] for rank in range(ranks)]
+
+    for name, ranks, largest in (("two", 2, 2), ("three", 3, 3), ("two beside eight", 2, 8)):
+        nccl = count >= largest
+        there, facts = found[name]
+        assert there == expected(ranks, nccl)
+        assert (facts["backend"], facts["gpus"], facts["nccl"]) == ("nccl" if nccl else "gloo", count, "2.28.9")
+        assert facts["gpu"] == "Simulated GPU 0"
+        assert not facts["chosen"]
+    there, facts = found["untouched"]  # nothing of it was on a GPU
+    assert there == expected(2, count > 1)
+    assert (facts["backend"], facts["gpu"], facts["gpus"]) == ("gloo", None, count)
+    there, facts = found["hidden"]
+    assert there == [["gloo", "cpu", None]] * 2
+    assert (facts["backend"], facts["gpu"], facts["gpus"], facts["chosen"]) == ("gloo", None, 0, True)
+    assert found["each"] == ({} if count > 1 else {"CUDA_VISIBLE_DEVICES": ""})
+
+    assert found["link"] == [[True], True]  # one stream, its own: elsewhere each question gets a new one
+
+    codes, said, _ = found["hello_ranks"]
+    assert codes == ([0, 0] if count > 1 else [1, 1]), said
+    assert ("all on one GPU" in " ".join(said.split())) == (count == 1), said
+    assert found["train"][0] == [0] * min(count, 2), found["train"]
+    assert "cuda, bf16: 2 steps" in found["train"][1]
+    codes, said, error = found["hello_ddp"]
+    assert (codes, error) == ([0, 0], "")
+    shared, *own = [found[name] for name in ("tune", "tune, one GPU shown") if name in found]
+    for (codes, said, error), nccl in ((shared, count > 1), *((one, True) for one in own)):
+        assert codes == [0, 0], error
+        answer = json.loads(said)
+        assert (answer["backend"], answer["gpus"]) == ("nccl" if nccl else "gloo", min(count, 2))
+        assert any("share a GPU" in note for note in answer["notes"]) == (not nccl)
+
+
+def test_every_lab_and_file_of_claims_has_a_note_and_nothing_else_has():
+    """As committed; and what is missing, doubled or gone is named."""
+    labs, _ = gpus.catalog()
+    said = gpus.notes(set(labs), gpus.test_files())
+    assert all(text.endswith(".") for text in said.values())
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ([["here"]], "'there' has no note"),
+        ([["here", "there"], ["here"]], "'here' has two notes"),
+        ([["here", "there", "away"]], "'away' is gone"),
+    ],
+)
+def test_a_note_that_is_missing_doubled_or_of_what_is_gone_is_refused(about, words, tmp_path):
+    """Each in words that name it."""
+    path = tmp_path / "gpus.toml"
+    path.write_text("".join(f'[[note]]\ntext = "x."\nabout = {json.dumps(names)}\n' for names in about))
+    with pytest.raises(ValueError, match=words):
+        gpus.notes({"here"}, {"there"}, path)
+
+
+def test_expected_backends_follow_ranks_table_and_choice():
+    """Of launches as an edition notes them."""
+    two, four, hidden = {"ranks": 2}, {"ranks": 4}, {"ranks": 8, "chosen": True}
+    assert gpus.expected([two, four], 2, one_table=False) == "gloo and nccl"
+    assert gpus.expected([two, four], 2, one_table=True) == "gloo"
+    assert gpus.expected([two, four], 8, one_table=True) == "nccl"
+    assert gpus.expected([hidden], 8, one_table=False) == "gloo on the CPU"
+    assert gpus.expected([], 8, one_table=False) == "no launch"

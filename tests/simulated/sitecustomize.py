@@ -1,0 +1,191 @@
+"""With this folder on PYTHONPATH and SIMULATED_GPUS=8, every Python here takes itself for one on a machine with 8 GPUs.
+
+It rehearses what a program decides: which device and backend each rank takes, what it tells the others of its GPU, what
+an edition notes. NCCL is played by gloo, which like NCCL refuses two ranks on one GPU (before 2.30). CUDA tensors are
+CPU tensors with another name in the call that makes them.
+
+It cannot show: that a CPU tensor goes to NCCL, or a CUDA tensor to an operator that has no kernel for it; that work
+on a GPU runs behind the host, so neither a race nor a missing synchronization; memory, speed, NCCL's own failures.
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+COUNT, NCCL = int(os.environ.get("SIMULATED_GPUS", "0")), (2, 28, 9)
+NAME = "Simulated GPU"
+if COUNT:
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(COUNT))))
+
+    import torch
+    import torch.distributed as dist
+    from torch import cuda
+    from torch.distributed import distributed_c10d
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.overrides import TorchFunctionMode
+
+    state = SimpleNamespace(current=0, allocated=0, stream=None, backend={})
+
+
+def visible():
+    """The numbers of the GPUs that this process may see."""
+    return [int(number) for number in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if number]
+
+
+def index(device=None):
+    """The number of a device among the visible ones; refused as CUDA would."""
+    if isinstance(device, str):
+        device = torch.device(device)
+    number = getattr(device, "index", device)
+    number = state.current if number is None else number
+    if not 0 <= number < len(visible()):
+        raise RuntimeError(f"CUDA error: invalid device ordinal ({number} of {len(visible())}, simulated)")
+    return number
+
+
+def uuid(device=None):
+    """Of the GPU itself, whatever number it has here."""
+    return f"{socket.gethostname()}-{visible()[index(device)]}"
+
+
+def set_device(device):
+    """Make it the current one."""
+    state.current = index(device)
+
+
+class Stream:
+    """All streams do their work at once."""
+
+    def __init__(self, device=None, priority=0):
+        self.device = torch.device("cuda", index(device))
+
+    def synchronize(self):
+        """Nothing is left to do."""
+
+    wait_stream = wait_event = lambda self, other: None
+
+
+class Event:
+    """A moment on the host's clock, in which the simulated GPU works."""
+
+    def __init__(self, enable_timing=False, blocking=False, interprocess=False):
+        self.timed, self.at_s = enable_timing, None
+
+    def record(self, stream=None):
+        """Note the moment."""
+        self.at_s = time.perf_counter()
+
+    def synchronize(self):
+        """It is over already."""
+
+    wait = lambda self, stream=None: None  # noqa: E731
+
+    def elapsed_time(self, other):
+        """Milliseconds until the other; both must have been recorded, and made to tell the time."""
+        if not (self.timed and other.timed and self.at_s and other.at_s):
+            raise RuntimeError("Both events must be recorded and created with enable_timing=True (simulated)")
+        return 1e3 * (other.at_s - self.at_s)
+
+
+@contextmanager
+def on_stream(stream):
+    """Make it the current one for a block."""
+    before, state.stream = state.stream, stream
+    try:
+        yield
+    finally:
+        state.stream = before
+
+
+def on_the_cpu(value):
+    """A CUDA device, or its name, as the CPU's."""
+    if isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] == "cuda"):
+        device = torch.device(value)
+        if device.type == "cuda":
+            index(device)
+            return torch.device("cpu")
+    return value
+
+
+if COUNT:
+
+    class CudaIsTheCpu(TorchFunctionMode):
+        """What is made on a GPU, or moved there, is on the CPU; that it was is remembered."""
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            if function in (torch.device, torch._C._nn._parse_to):  # they only name it; Module.to asks the second
+                return function(*args, **kwargs)
+            if function is torch.Tensor.cuda:
+                function, args, kwargs = torch.Tensor.to, (args[0], torch.device("cuda", index(*args[1:2]))), {}
+            here = [on_the_cpu(value) for value in args], {name: on_the_cpu(value) for name, value in kwargs.items()}
+            moved = any(
+                a is not b for a, b in zip((*args, *kwargs.values()), (*here[0], *here[1].values()), strict=True)
+            )
+            made = function(*here[0], **here[1])
+            if moved and isinstance(made, torch.Tensor):
+                state.allocated += made.nbytes
+            return made
+
+    def in_this_thread_too(thread, run=threading.Thread.run):
+        """A mode holds in the thread that entered it."""
+        with CudaIsTheCpu():
+            run(thread)
+
+    def wrap_with_gpus(real):
+        """NCCL under gloo's name: it takes each GPU once."""
+
+        def init_process_group(backend=None, *args, device_id=None, **kwargs):
+            asked = backend or ("cpu:gloo,cuda:nccl" if visible() else "gloo")
+            real("gloo" if "nccl" in asked else asked, *args, **kwargs)
+            state.backend[dist.group.WORLD] = asked
+            if "nccl" in asked:
+                store = distributed_c10d._get_default_store()  # a collective would be counted by the flight recorder
+                store.set(f"simulated/{dist.get_rank()}", uuid(device_id))
+                uuids = {store.get(f"simulated/{rank}") for rank in range(dist.get_world_size())}
+                if len(uuids) < dist.get_world_size():
+                    raise dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected (simulated)")
+
+        return init_process_group
+
+    def get_backend(group=None, real=dist.get_backend):
+        """What was asked for."""
+        return state.backend.get(group or dist.group.WORLD) or real(group)
+
+    def autocast_init(self, device_type, *args, real=torch.autocast.__init__, **kwargs):
+        """On the CPU, where the tensors are."""
+        real(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    def ddp_init(self, module, device_ids=None, output_device=None, *args, real=DistributedDataParallel.__init__, **kw):
+        """Its module is on the CPU, where it takes no device."""
+        for device in device_ids or ():
+            index(device)
+        real(self, module, None, None, *args, **kw)
+
+    cuda.is_available, cuda.device_count = lambda: bool(visible()), lambda: len(visible())
+    cuda.current_device, cuda.set_device = lambda: state.current, set_device
+    cuda.get_device_name = lambda device=None: f"{NAME} {visible()[index(device)]}"
+    cuda.get_device_properties = lambda device=None: SimpleNamespace(
+        name=cuda.get_device_name(device), uuid=uuid(device), total_memory=2**36, major=9, minor=0
+    )
+    cuda.memory_allocated = cuda.max_memory_allocated = lambda device=None: state.allocated
+    cuda.mem_get_info = lambda device=None: (2**36 - state.allocated, 2**36)
+    cuda.synchronize = cuda.empty_cache = cuda.reset_peak_memory_stats = lambda device=None: None
+    cuda.is_bf16_supported = lambda including_emulation=True: True
+    cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
+    cuda.set_rng_state = lambda new_state, device="cuda": None
+    cuda.Stream, cuda.Event, cuda.stream = Stream, Event, on_stream
+    cuda.current_stream = cuda.default_stream = lambda device=None: state.stream or Stream(device)
+    cuda.nccl = SimpleNamespace(version=lambda: NCCL)
+    sys.modules["torch.cuda.nccl"] = cuda.nccl
+    torch.version.cuda = "simulated"
+    torch.accelerator.is_available = lambda: False  # a DataLoader would pin memory
+    dist.init_process_group = distributed_c10d.init_process_group = wrap_with_gpus(dist.init_process_group)
+    dist.get_backend = distributed_c10d.get_backend = get_backend
+    DistributedDataParallel.__init__, torch.autocast.__init__ = ddp_init, autocast_init
+    threading.Thread.run = in_this_thread_too
+    CudaIsTheCpu().__enter__()
