@@ -99,7 +99,8 @@ class ShowClaims(SphinxPostTransform):
             if "refid" in link:  # leads to a place beside the claim, not beside its copy
                 link.replace_self(nodes.inline("", "", *link.children))
         state = nodes.inline("", result.state, classes=["claim-state", f"claim-{result.state.replace(' ', '-')}"])
-        where = f": {result.where if result.failed else result.why or result.where}" if result.where else " in this edition"
+        told = result.where if result.failed else result.why or result.where
+        where = f": {told}" if result.where else " in this edition"
         where = f", so it does not hold here{where}" if result.state == "failed" else where
         stale = " · stale: the test changed since" if result.stale else ""
         place = self._link(name, "place", nodes.inline("", "Its place in the text"))
