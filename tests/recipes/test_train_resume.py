@@ -12,6 +12,7 @@ import pytest
 
 from ddplab import checkpoint as manager
 from ddplab.machines import loopback
+from ddplab.needs import needs
 from trainer import (
     LIMIT_S,
     TINY,
@@ -175,6 +176,7 @@ def test_it_runs_with_the_managers_file_beside_it_in_place_of_the_kit(tmp_path):
 
 @pytest.mark.full
 def test_a_signal_to_torchrun_reaches_the_ranks(tmp_path):
+    needs(torch="2.11")  # the torchrun of 2.8 does not know --signals-to-handle
     options = ["--standalone", "--nproc-per-node=2", "--signals-to-handle=SIGTERM,SIGUSR1"]
     with loopback(1) as (host,):
         agent = host.start(

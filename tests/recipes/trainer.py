@@ -33,6 +33,10 @@ class Rank:
     out: str
     err: str
 
+    def __post_init__(self) -> None:
+        """The gloo of torch 2.8 says on standard output that it is connected."""
+        self.out = "".join(line for line in self.out.splitlines(keepends=True) if not line.startswith("[Gloo] Rank "))
+
 
 def start(ranks: int, *args: object, program: Path = TRAIN, slurm: bool = False, cwd: Path | None = None) -> list[Rank]:
     """Run the program as a launcher would, without one: so each rank's exit code and words are seen."""
