@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import ANY
 
 import psutil
 import pytest
@@ -201,6 +202,25 @@ def test_a_lab_or_a_test_that_hangs_or_crashes_has_failed_and_the_others_go_on(h
     assert results["crashes"]["why"] == "the process that ran it ended: SIGSEGV"
     assert results["hangs"]["why"] == "Failed: still ran after 5 s"
     assert "time.sleep(100)" in said, "the traceback"
+
+
+def test_a_process_that_a_lab_has_lost_is_buried(house):
+    """Its parent ends first, so it becomes the recorder's; a namespace waits for its burial, and a lab for that."""
+    lost = """
+import os, subprocess, sys, time
+say = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()'], stdin=0).pid, flush=True)"
+parent = subprocess.Popen([sys.executable, "-c", say], stdin=-1, stdout=-1, text=True, start_new_session=True)
+lost = int(parent.stdout.readline())
+parent.wait()
+parent.stdin.close()
+end = time.monotonic() + 60
+while os.path.exists(f"/proc/{lost}") and time.monotonic() < end:
+    time.sleep(0.05)
+assert not os.path.exists(f"/proc/{lost}")
+"""
+    house.lab("one", code=lost)
+    assert house.record("gpu") == (0, ANY)
+    assert "failed" not in house.edition("gpu").lab("one")
 
 
 def test_what_does_not_fit_into_the_budget_is_not_started_and_what_does_is(house):

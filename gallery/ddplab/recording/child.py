@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from ..rank import die_with_parent
 
@@ -52,6 +52,8 @@ class Channel:
 class Child:
     """The recorder's end: a process in a session of its own, so that Ctrl-C reaches it through the recorder only."""
 
+    _pids: ClassVar[set[int]] = set()
+
     def __init__(
         self, *arguments: str, cwd: Path, environment: dict[str, str], output: IO[bytes] | None = None
     ) -> None:
@@ -68,6 +70,7 @@ class Child:
                 start_new_session=True,
             )
         self._socket, self._said = ours, b""
+        self._pids.add(self.process.pid)
 
     def send(self, **message: Any) -> None:
         """Tell the process; one that has ended does not hear it."""
@@ -81,6 +84,7 @@ class Child:
             TimeoutError: there is none until ``until_s`` by the monotonic clock.
         """
         while b"\n" not in self._said:
+            self._bury_orphans()
             left_s = until_s - time.monotonic()
             gone = self.process.poll() is not None  # asked first: what it has said before is heard now
             heard = select.select([self._socket], [], [], max(0.0, min(left_s, 1.0)))[0]
@@ -97,6 +101,19 @@ class Child:
                 raise TimeoutError
         line, _, self._said = self._said.partition(b"\n")
         return dict(json.loads(line))
+
+    @classmethod
+    def _bury_orphans(cls) -> None:
+        """Take note of the end of processes that have become the recorder's, since those who started them are gone.
+
+        A machine in a namespace of its own ends when nobody in it is left to be buried, and a lab waits for that.
+        """
+        import psutil
+
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, ChildProcessError):
+                if process.pid not in cls._pids and os.getsid(process.pid) != os.getsid(0):  # no program of our own
+                    os.waitpid(process.pid, os.WNOHANG)
 
     def stop(self) -> None:
         """End the process and all that it started, in good order if it can."""
