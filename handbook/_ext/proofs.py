@@ -13,6 +13,7 @@ from sphinx.config import Config
 import labs
 from ddplab.recording.edition import DamagedError, Edition
 from ddplab.recording.keys import claim_key, function_with_helpers
+from ddplab.recording.proved import tests_in
 from lab_pieces import stamp_text
 from problems import Stop
 
@@ -61,12 +62,9 @@ def read_proofs() -> list[Proof]:
 def _proofs_of(path: Path) -> Iterator[Proof]:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text, str(path))
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            for decorator in node.decorator_list:
-                match decorator:
-                    case ast.Call(func=ast.Name(id="proves"), args=[ast.Constant(value=str(claim))]):
-                        yield Proof(claim, path, node.name, node.lineno, function_with_helpers(path, node.name))
+    for node, claims in tests_in(tree):
+        for claim in claims:
+            yield Proof(claim, path, node.name, node.lineno, function_with_helpers(path, node.name))
 
 
 # -- results ----------------------------------------------------------------------------------------

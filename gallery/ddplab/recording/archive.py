@@ -214,6 +214,7 @@ _SHAPES: dict[str, Any] = {
                 "launches": [_LAUNCH],
                 "read": [str],
                 "why?": str,
+                "failed?": str,
             }
         },
     },

@@ -25,6 +25,7 @@ from .edition import Edition, read_json
 from .keys import claim_key
 from .machine import machine, same_machine
 from .plan import Times, shares
+from .proved import tests_in
 
 _GRACE_S = 5.0  # beyond the deadline, for a test that does not hear its alarm
 
@@ -54,18 +55,8 @@ def tests_of(root: Path) -> Iterator[Test]:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except SyntaxError as error:
             raise ValueError(f"{path}:{error.lineno}: {error.msg}") from error
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef):
-                claims = tuple(_proved(node))
-                if claims:
-                    yield Test(path, node.name, claims)
-
-
-def _proved(node: ast.FunctionDef) -> Iterator[str]:
-    for decorator in node.decorator_list:
-        match decorator:
-            case ast.Call(func=ast.Name(id="proves"), args=[ast.Constant(value=str(claim))]):
-                yield claim
+        for node, claims in tests_in(tree):
+            yield Test(path, node.name, claims)
 
 
 def is_recorded(folder: Path, test: Test) -> bool:
