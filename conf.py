@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent
-sys.path.insert(0, str(ROOT / "handbook" / "_ext"))
+sys.path.insert(0, str(ROOT / "handbook"))  # where our extensions are: the package _ext
 
 project = "The DDP Handbook"
 version = release = "1.0"
@@ -20,31 +20,31 @@ extensions = [
     "sphinx_copybutton",
     "sphinxext.opengraph",
     "sphinxcontrib.bibtex",
-    "labs",
-    "editions",
+    "_ext.evidence.labs",
+    "_ext.evidence.editions",
     "sphinx_gallery.gen_gallery",
-    "lab_page",
-    "lab_embed",
-    "code_diff",
-    "edition_page",
-    "edition_switch",
-    "editions_compared",
-    "when",
-    "lanes",
-    "accessible",
-    "lean_code",
-    "figures",
-    "measured",
-    "claims",
-    "cards",
-    "flashcards",
-    "error_index",
-    "diagnose_page",
-    "explorers",
-    "interval_calculator",
-    "math_svg",
-    "book_pdf",
-    "book_epub",
+    "_ext.embed.lab_page",
+    "_ext.embed.lab_embed",
+    "_ext.embed.code_diff",
+    "_ext.embed.edition_page",
+    "_ext.embed.edition_switch",
+    "_ext.embed.editions_compared",
+    "_ext.embed.when",
+    "_ext.embed.lanes",
+    "_ext.forms.accessible",
+    "_ext.forms.lean_code",
+    "_ext.embed.figures",
+    "_ext.embed.measured",
+    "_ext.cards.claims",
+    "_ext.cards.cards",
+    "_ext.forms.flashcards",
+    "_ext.explorers.error_index",
+    "_ext.explorers.diagnose_page",
+    "_ext.explorers.step_and_ring",
+    "_ext.explorers.interval_calculator",
+    "_ext.forms.math_svg",
+    "_ext.forms.book_pdf",
+    "_ext.forms.book_epub",
 ]
 exclude_patterns = ["_ext", "**/GALLERY_HEADER.rst", "labs/*/*.ipynb", "labs/*/*.py"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}

@@ -11,8 +11,19 @@ project = book.project
 author = copyright = book.author
 language = book.language
 
-extensions = ["myst_parser", "sphinx_design", "lab_embed", "lanes", "figures", "measured", "when"]
-extensions += ["explorers", "interval_calculator", "math_svg", "decks"]
+extensions = [
+    "myst_parser",
+    "sphinx_design",
+    "_ext.embed.lab_embed",
+    "_ext.embed.lanes",
+    "_ext.embed.figures",
+    "_ext.embed.measured",
+    "_ext.embed.when",
+    "_ext.explorers.step_and_ring",
+    "_ext.explorers.interval_calculator",
+    "_ext.forms.math_svg",
+    "_ext.forms.decks",
+]
 exclude_patterns = ["_static"]
 myst_enable_extensions = book.myst_enable_extensions
 labs_default_edition = book.labs_default_edition

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddplab.machines import NamespaceError, Nodes
-from ddplab.needs import NotShownHere
+from ddplab.labs.machines import NamespaceError, Nodes
+from ddplab.runtime.needs import NotShownHere
 from tools import ROOT, make, missing, need, need_pango, not_for_readers
 
 if TYPE_CHECKING:

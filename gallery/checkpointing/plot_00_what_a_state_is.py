@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
 from ddplab.checkpoint import CheckpointManager
-from ddplab.plotting import ACCENT, MUTED, describe, subplots
+from ddplab.labs.plotting import ACCENT, MUTED, describe, subplots
 
 RANKS, STEPS, WIDTH = 2, 5, 128
 

@@ -15,7 +15,7 @@ It serves :ref:`checkpointing-atomic`.
 # The third is the manager of this book: it also waits for the disk, keeps two files, and stores a checksum.
 
 from ddplab import launch, record
-from ddplab.plotting import ACCENT, MUTED, describe, subplots
+from ddplab.labs.plotting import ACCENT, MUTED, describe, subplots
 
 KILLS, NUMBERS = 15, 1_000_000
 

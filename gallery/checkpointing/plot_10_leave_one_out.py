@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from ddplab import device, launch, record
-from ddplab.plotting import ACCENT, FAINT, INK, describe, subplots
+from ddplab.labs.plotting import ACCENT, FAINT, INK, describe, subplots
 
 SAVED, STEPS, IN_EPOCH, BATCH = 14, 24, 12, 8
 

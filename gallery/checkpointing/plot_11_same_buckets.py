@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.checkpoint import CheckpointManager
-from ddplab.needs import ON_CPU
-from ddplab.plotting import ACCENT, INK, describe, subplots
+from ddplab.labs.plotting import ACCENT, INK, describe, subplots
+from ddplab.runtime.needs import ON_CPU
 
 SAVED, STEPS = 10, 30
 

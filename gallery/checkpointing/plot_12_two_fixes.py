@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.checkpoint import CheckpointManager
-from ddplab.clock import now
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.runtime.clock import now
 
 SAVED, STEPS = 3, 12
 

@@ -30,7 +30,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.plotting import RANK_COLORS, describe, subplots
+from ddplab.labs.plotting import RANK_COLORS, describe, subplots
 
 WRAPPERS, WRITERS, READERS = ("DDP", "FSDP2"), (1, 2, 3, 4), (1, 2, 3)
 

@@ -12,7 +12,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 from ddplab import record
-from ddplab.machines import loopback, torchrun
+from ddplab.labs.machines import loopback, torchrun
 
 # %%
 # The program

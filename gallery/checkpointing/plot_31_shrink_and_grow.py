@@ -17,8 +17,8 @@ import time
 import torch
 
 from ddplab import record
-from ddplab.machines import loopback
-from ddplab.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
+from ddplab.labs.machines import loopback
+from ddplab.labs.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
 
 # %%
 # The program

@@ -10,8 +10,8 @@ It serves :ref:`checkpointing-interval`.
 import random
 
 from ddplab import record
-from ddplab.interval import daly_s, lost_fraction, young_s
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.model.interval import daly_s, lost_fraction, young_s
 
 # %%
 # The job

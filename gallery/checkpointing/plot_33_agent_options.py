@@ -14,8 +14,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 from ddplab import record
-from ddplab.machines import loopback, torchrun
-from ddplab.needs import needs
+from ddplab.labs.machines import loopback, torchrun
+from ddplab.runtime.needs import needs
 
 needs(torch="2.13")  # torchrun of 2.11 has no --shutdown-timeout
 

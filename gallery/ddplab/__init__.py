@@ -4,7 +4,7 @@ This file only re-exports, so that a script which imports one name depends on on
 (editions re-execute exactly the scripts whose imports changed).
 """
 
-from .evidence import record as record
-from .launcher import LaunchError as LaunchError
-from .launcher import launch as launch
-from .rank import device as device
+from .runtime.evidence import record as record
+from .runtime.launcher import LaunchError as LaunchError
+from .runtime.launcher import launch as launch
+from .runtime.rank import device as device

@@ -64,7 +64,7 @@ def dump_when_stuck(folder: str | Path, after_s: float = 60.0) -> Iterator[None]
     """
     import torch.distributed as dist
 
-    from .torch_private import flight_progress
+    from .runtime.torch_private import flight_progress
 
     if not after_s > 0:
         raise ValueError(f"dump_when_stuck: after_s must be a positive number of seconds; got {after_s!r}")
@@ -99,7 +99,7 @@ def dump_when_stuck(folder: str | Path, after_s: float = 60.0) -> Iterator[None]
 
 
 def _write(folder: Path, rank: int) -> Path:
-    from .torch_private import flight_dump
+    from .runtime.torch_private import flight_dump
 
     folder.mkdir(parents=True, exist_ok=True)
     path, unfinished = folder / f"rank{rank}", folder / f".rank{rank}.{os.getpid()}.part"

@@ -23,10 +23,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, record
-from ddplab.gaps import flat_weights, gap
-from ddplab.needs import ON_CPU
-from ddplab.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
-from ddplab.postmortem import postmortem
+from ddplab.labs.gaps import flat_weights, gap
+from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
+from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.needs import ON_CPU
 
 STEPS = 4
 

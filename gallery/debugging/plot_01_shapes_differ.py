@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch, record
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
 
 
 def wrong(samples):

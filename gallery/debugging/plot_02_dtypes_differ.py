@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import launch, record
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
 
 
 def wrong(dtypes):

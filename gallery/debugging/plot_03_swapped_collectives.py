@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch, record
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
 
 COUNTS = {"common": 10.0, "rare": 1.0}
 SEEN = [["common", "rare"], ["rare", "common"]]

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch
-from ddplab.needs import ON_CPU
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
+from ddplab.runtime.needs import ON_CPU
 
 MEMBERS = [1, 2]
 SHORT = timedelta(seconds=1)  # by default 30 minutes

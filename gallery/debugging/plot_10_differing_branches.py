@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
 
 VALIDATION = [[9, 7, 6, 5, 6], [8, 6, 7, 5, 6], [9, 8, 6, 5, 7]]  # by rank and epoch
 

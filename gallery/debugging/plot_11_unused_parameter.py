@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device
-from ddplab.gaps import flat_gradients, gap
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.labs.postmortem import postmortem, report
 
 INFO_LEVEL = {"TORCH_DISTRIBUTED_DEBUG": "INFO"}
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
 
 SHARDS = {
     "rank 1 differs": [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2]],

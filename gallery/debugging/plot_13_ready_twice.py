@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 from ddplab import device
-from ddplab.gaps import flat_gradients, gap
-from ddplab.postmortem import postmortem
+from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.labs.postmortem import postmortem
 
 
 class Tied(nn.Module):

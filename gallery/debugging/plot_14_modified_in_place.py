@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
-from ddplab.needs import needs
+from ddplab.runtime.needs import needs
 
 needs(torch="2.13")  # before, autograd noticed and raised
 

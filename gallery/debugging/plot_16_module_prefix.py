@@ -22,8 +22,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device
-from ddplab.gaps import flat_weights
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.gaps import flat_weights
+from ddplab.labs.postmortem import postmortem, report
 
 
 def load(net, state, strict=True, strip=False):

@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.gaps import flat_weights, gap
+from ddplab.labs.gaps import flat_weights, gap
 
 
 def all_finite(loss):

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
 
 
 def nothing(state, bucket):

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from ddplab import launch
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
 
 LAST_RUN = """
 import datetime, torch, torch.distributed as dist

@@ -11,7 +11,7 @@ It serves :ref:`faults`.
 # Four processes stand for two machines with two each; only the wrong program gives its local rank to the group.
 
 from ddplab import launch
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
 
 
 def train(rank_of, world_size):

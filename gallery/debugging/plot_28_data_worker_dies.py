@@ -12,7 +12,7 @@ It serves :ref:`faults`.
 
 import re
 
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
 
 
 def train(end, workers=1):

@@ -14,8 +14,8 @@ It serves :ref:`faults`.
 import threading
 
 from ddplab import launch
-from ddplab.needs import ON_CPU
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
+from ddplab.runtime.needs import ON_CPU
 
 
 def train(thread):

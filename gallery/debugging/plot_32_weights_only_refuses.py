@@ -15,7 +15,7 @@ import re
 import tempfile
 
 from ddplab import launch
-from ddplab.postmortem import postmortem
+from ddplab.labs.postmortem import postmortem
 
 
 def save(path, plain):

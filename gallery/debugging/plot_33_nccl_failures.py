@@ -13,7 +13,7 @@ It serves :ref:`faults`.
 
 from ddplab import record
 from ddplab.diagnose import diagnose
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
 
 
 def group(gpu=None, timeout_s=20):

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ddplab import record
-from ddplab.postmortem import postmortem, report
-from ddplab.torch_private import flight_dump
+from ddplab.labs.postmortem import postmortem, report
+from ddplab.runtime.torch_private import flight_dump
 
 
 def seconds(s):

@@ -14,7 +14,7 @@ import datetime
 
 import torch.distributed as dist
 
-from ddplab.postmortem import postmortem
+from ddplab.labs.postmortem import postmortem
 
 
 def barrier(kind):

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplab.postmortem import postmortem
+from ddplab.labs.postmortem import postmortem
 
 
 def another_size():

@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplab.cli_flight import report_dumps
+from ddplab.cli.flight import report_dumps
 from ddplab.flight import compare, dump_when_stuck, read_dumps
-from ddplab.postmortem import postmortem
+from ddplab.labs.postmortem import postmortem
 
 
 def train(folder, guard):

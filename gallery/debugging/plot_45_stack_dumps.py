@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ddplab.postmortem import postmortem
+from ddplab.labs.postmortem import postmortem
 
 
 def train(folder):

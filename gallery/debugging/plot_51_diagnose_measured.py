@@ -45,8 +45,8 @@ from ddplab import record
 from ddplab.diagnose import Engine, diagnose, entries
 from ddplab.diagnose.entry import FOLDER
 from ddplab.diagnose.reading import read_text
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.postmortem import postmortem
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.postmortem import postmortem
 
 FACTS = FOLDER.parents[2] / "debugging" / "public_logs.json"
 

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ddplab.launcher import lanes
-from ddplab.postmortem import postmortem, report
+from ddplab.labs.postmortem import postmortem, report
+from ddplab.runtime.launcher import lanes
 
 HERE = Path(__file__).parent
 

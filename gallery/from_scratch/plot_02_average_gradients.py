@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
-from ddplab.gaps import flat_gradients, flat_weights, gap
+from ddplab.labs.gaps import flat_gradients, flat_weights, gap
+from ddplab.runtime.torch_private import flight_records
 from ddplab.scratch.naive import DDP
-from ddplab.torch_private import flight_records
 
 RANKS, STEPS, SHARD = 3, 20, 16
 

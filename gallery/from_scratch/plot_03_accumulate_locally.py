@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
-from ddplab.gaps import flat_gradients, gap
+from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.runtime.torch_private import flight_records
 from ddplab.scratch.accumulate import DDP
-from ddplab.torch_private import flight_records
 
 RANKS, MICRO_BATCHES = 3, 4
 

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
-from ddplab.clock import now
-from ddplab.gaps import flat_gradients
-from ddplab.plotting import ACCENT, INK, describe, subplots
+from ddplab.labs.gaps import flat_gradients
+from ddplab.labs.plotting import ACCENT, INK, describe, subplots
+from ddplab.runtime.clock import now
+from ddplab.runtime.torch_private import flight_records
 from ddplab.scratch import flat, naive
-from ddplab.torch_private import flight_records
 
 LAYERS, WIDTH = 151, 64
 

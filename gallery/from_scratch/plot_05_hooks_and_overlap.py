@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
-from ddplab.clock import now, seconds, stamp
-from ddplab.gaps import flat_gradients, gap
-from ddplab.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.runtime.clock import now, seconds, stamp
 from ddplab.scratch import flat, overlap
 
 LAYERS, WIDTH, BATCH, STEPS = 6, 1024, 384, 5  # six gradients of 4 MiB each

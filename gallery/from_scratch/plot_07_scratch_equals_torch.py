@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record, scratch
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 
 STEPS = 30
 MANY = {"bucket_cap_mb": 0.01}  # several buckets; by default this small model fits into one

@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record, scratch
-from ddplab.clock import now
-from ddplab.gaps import flat_weights
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.gaps import flat_weights
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.runtime.clock import now
 from ddplab.scratch import flat, naive, overlap
 
 

@@ -22,8 +22,8 @@ from collections import Counter
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import record
-from ddplab.parity.cases import BEHAVIOURS, observe_all
-from ddplab.parity.observe import cell, same
+from ddplab.labs.parity.cases import BEHAVIOURS, observe_all
+from ddplab.labs.parity.observe import cell, same
 from ddplab.scratch import DDP
 
 print(inspect.getsource(BEHAVIOURS["Two forwards, two backwards"].run))

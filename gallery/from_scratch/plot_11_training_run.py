@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ddplab import device, launch, record
-from ddplab.clock import now
-from ddplab.plotting import FAINT, INK, RANK_COLORS, describe, subplots
+from ddplab.labs.plotting import FAINT, INK, RANK_COLORS, describe, subplots
+from ddplab.runtime.clock import now
 
 RANKS, BATCH, TOKENS, WORDS, WIDTH = 2, 16, 32, 64, 128
 WAIT, WARMUP, ACTIVE = 2, 1, 5  # steps that the profiler ignores, tries out on, and keeps

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.gaps import flat_weights
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.gaps import flat_weights
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 
 SAMPLES, FEATURES = 1920, 4
 

@@ -10,7 +10,7 @@ It serves :ref:`from-scratch-training-run`.
 # %%
 # A slow link, emulated
 # ---------------------
-# Ranks on one machine have no slow link, so a communication hook plays one, ``ddplab.slowlink``: it starts the real all-reduce, and hands its result over only when a link of the given latency and rate would have delivered it.
+# Ranks on one machine have no slow link, so a communication hook plays one, ``ddplab.runtime.slowlink``: it starts the real all-reduce, and hands its result over only when a link of the given latency and rate would have delivered it.
 # A bucket waits until the bucket before it has left the link.
 # The numbers of bytes are real and small; the time they take is emulated.
 
@@ -22,9 +22,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.clock import now, seconds, stamp
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.slowlink import SlowLink
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.runtime.clock import now, seconds, stamp
+from ddplab.runtime.slowlink import SlowLink
 
 LATENCY_S, BYTES_PER_S = 2e-3, 25e6
 

@@ -4,7 +4,7 @@ A device mesh that you ask by name
 
 Once ranks play two parts (which replica, which place in it), who keeps the numbers apart?
 A mesh does: it arranges the ranks along named axes, and each axis has a process group.
-This lab asks a small cached mesh, ``ddplab.mesh``, and shows what goes wrong without it.
+This lab asks a small cached mesh, ``ddplab.labs.mesh``, and shows what goes wrong without it.
 It serves :ref:`from-scratch-mesh`.
 """
 
@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.mesh import named_mesh
+from ddplab.labs.mesh import named_mesh
 
 RANKS = 4
 

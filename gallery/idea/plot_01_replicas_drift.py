@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
-from ddplab.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
+from ddplab.labs.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
 
 RANKS, STEPS, SHARD = 4, 60, 16
 

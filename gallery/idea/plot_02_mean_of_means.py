@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
+from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
 
 RANKS = 4
 EQUAL, UNEQUAL = [12] * RANKS, [24, 12, 8, 4]  # samples per rank

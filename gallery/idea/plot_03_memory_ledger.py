@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
+from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
 
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam
 CASES = {  # optimizer, its options, states per parameter; ranks, gradients as views

@@ -13,9 +13,9 @@ import statistics
 import time
 
 from ddplab import launch, record
-from ddplab.needs import ON_CPU
-from ddplab.plotting import ACCENT, MUTED, subplots
-from ddplab.recipes import torchrun
+from ddplab.labs.plotting import ACCENT, MUTED, subplots
+from ddplab.labs.recipes import torchrun
+from ddplab.runtime.needs import ON_CPU
 
 # %%
 # A worker

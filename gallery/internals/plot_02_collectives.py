@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from ddplab import device, launch
-from ddplab.chunks import draw_chunks
-from ddplab.plotting import describe, subplots
+from ddplab.labs.chunks import draw_chunks
+from ddplab.labs.plotting import describe, subplots
 
 RANKS = 4
 

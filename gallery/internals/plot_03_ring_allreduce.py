@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch.distributed import P2POp, irecv, isend
 
 from ddplab import device, launch, record
-from ddplab.chunks import draw_chunks, draw_key, draw_ring_moves
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.chunks import draw_chunks, draw_key, draw_ring_moves
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 
 
 def ring_all_reduce(x, watch=lambda *what: None):

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
-from ddplab.plotting import ACCENT, INK, subplots
-from ddplab.torch_private import ddp_facts
+from ddplab.labs.plotting import ACCENT, INK, subplots
+from ddplab.runtime.torch_private import ddp_facts
 
 # %%
 # Three models

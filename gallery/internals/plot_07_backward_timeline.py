@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.clock import now, seconds, stamp
-from ddplab.plotting import INK, MUTED, RANK_COLORS, subplots
+from ddplab.labs.plotting import INK, MUTED, RANK_COLORS, subplots
+from ddplab.runtime.clock import now, seconds, stamp
 
 LAYERS, WIDTH, BATCH, STEPS, RANKS = 8, 1024, 384, 6, 2  # 8 gradients of 4 MiB each
 

@@ -25,8 +25,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.plotting import ACCENT, FAINT, MUTED, subplots
-from ddplab.torch_private import flight_records
+from ddplab.labs.plotting import ACCENT, FAINT, MUTED, subplots
+from ddplab.runtime.torch_private import flight_records
 
 RANKS, STEPS = 3, 4
 

@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.plotting import ACCENT, MUTED, subplots
-from ddplab.torch_private import flight_records
+from ddplab.labs.plotting import ACCENT, MUTED, subplots
+from ddplab.runtime.torch_private import flight_records
 
 
 def quiet(model, inside):

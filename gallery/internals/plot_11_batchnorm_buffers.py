@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
-from ddplab.plotting import MUTED, RANK_COLORS, subplots
+from ddplab.labs.plotting import MUTED, RANK_COLORS, subplots
 
 # torch 2.13 renamed the switch; the old name still works there, with a warning.
 RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
-from ddplab.plotting import ACCENT, INK, MUTED, subplots
+from ddplab.labs.plotting import ACCENT, INK, MUTED, subplots
 
 
 def averaged(tensor):

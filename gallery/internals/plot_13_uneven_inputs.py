@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.plotting import FAINT, RANK_COLORS, subplots
-from ddplab.torch_private import flight_records
+from ddplab.labs.plotting import FAINT, RANK_COLORS, subplots
+from ddplab.runtime.torch_private import flight_records
 
 BATCHES = [2, 4]
 

@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
 from ddplab.buckets import MIB, assign
-from ddplab.clock import now, seconds, stamp
-from ddplab.plotting import ACCENT, MUTED, subplots
-from ddplab.torch_private import ddp_facts, set_ddp_optimizer
+from ddplab.labs.plotting import ACCENT, MUTED, subplots
+from ddplab.runtime.clock import now, seconds, stamp
+from ddplab.runtime.torch_private import ddp_facts, set_ddp_optimizer
 
 LAYERS = 8
 

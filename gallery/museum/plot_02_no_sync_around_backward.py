@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.profiler import ProfilerActivity, profile
 
 from ddplab import device, launch, record
-from ddplab.gaps import flat_gradients, gap
+from ddplab.labs.gaps import flat_gradients, gap
 
 MICRO = 4
 

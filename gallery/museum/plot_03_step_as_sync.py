@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
-from ddplab.gaps import flat_weights, gap
-from ddplab.torch_private import flight_records
+from ddplab.labs.gaps import flat_weights, gap
+from ddplab.runtime.torch_private import flight_records
 
 STEPS, MICRO = 40, 4
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
-from ddplab.torch_private import flight_records
+from ddplab.runtime.torch_private import flight_records
 
 
 def wrong(model, x):

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad_norm_
 
 from ddplab import device, launch, record
-from ddplab.gaps import flat_gradients, gap
+from ddplab.labs.gaps import flat_gradients, gap
 
 RANKS, MICRO, MAX_NORM = 4, 4, 1.0
 

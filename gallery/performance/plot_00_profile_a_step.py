@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, record_function, schedule
 
 from ddplab import device, launch, record
-from ddplab.clock import now
-from ddplab.plotting import ACCENT, FAINT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.runtime.clock import now
 
 STEPS, LAYERS, WIDTH, BATCH, RANKS = 11, 4, 512, 64, 2
 PLAN = {"skip_first": 2, "wait": 1, "warmup": 1, "active": 2, "repeat": 2}

@@ -24,9 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ddplab import launch, record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from ddplab.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
-from ddplab.sleeping import SleepingLayers
-from ddplab.slowlink import SlowLink
+from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.labs.sleeping import SleepingLayers
+from ddplab.runtime.slowlink import SlowLink
 
 LAYERS, LAYER_BYTES, FORWARD_S, BACKWARD_S = 24, 2**16, 6e-3, 48e-3
 LATENCY_S, BYTES_S = 2e-3, 48e-3

@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import launch, record
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.sleeping import SleepingLayers
-from ddplab.slowlink import SlowLink
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.sleeping import SleepingLayers
+from ddplab.runtime.slowlink import SlowLink
 
 BUCKETS, NBYTES, BACKWARD_S, ROUNDS = 8, 2**13, 40e-3, 7
 LINKS_S = (20e-3, 40e-3, 60e-3, 80e-3)  # what the link needs for all buckets

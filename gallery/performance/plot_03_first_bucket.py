@@ -23,10 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ddplab import launch, record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, equal_layers, simulate_step
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.sleeping import SleepingLayers
-from ddplab.slowlink import SlowLink
-from ddplab.torch_private import ddp_facts, torch_assign
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.sleeping import SleepingLayers
+from ddplab.runtime.slowlink import SlowLink
+from ddplab.runtime.torch_private import ddp_facts, torch_assign
 
 ALL = 1000  # a cap in MiB that nothing reaches
 

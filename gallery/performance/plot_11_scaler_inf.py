@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.gaps import flat_gradients, flat_weights, gap
-from ddplab.plotting import ACCENT, RANK_COLORS, describe, subplots
+from ddplab.labs.gaps import flat_gradients, flat_weights, gap
+from ddplab.labs.plotting import ACCENT, RANK_COLORS, describe, subplots
 
 RANKS, STEPS, BAD_STEP, BAD_RANK, CLIP = 3, 12, 5, 1, 1.0
 

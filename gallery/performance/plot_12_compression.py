@@ -10,7 +10,7 @@ It serves :ref:`performance-compression`; :doc:`/labs/internals/plot_12_comm_hoo
 # %%
 # Over the slow link
 # ------------------
-# torch's hooks call ``dist.all_reduce``; here they find another one, which goes over ``ddplab.slowlink.SlowLink``.
+# torch's hooks call ``dist.all_reduce``; here they find another one, which goes over ``ddplab.runtime.slowlink.SlowLink``.
 # PowerSGD waits for one all-reduce in the callback of another, so each result is handed over by a thread of its own.
 
 import statistics
@@ -23,12 +23,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
-from ddplab.clock import now
-from ddplab.gaps import flat_gradients
-from ddplab.needs import ON_CPU
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.postmortem import postmortem
-from ddplab.slowlink import SlowLink
+from ddplab.labs.gaps import flat_gradients
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.clock import now
+from ddplab.runtime.needs import ON_CPU
+from ddplab.runtime.slowlink import SlowLink
 
 WIDTH, LAYERS, BATCH, RANKS, STEPS = 256, 4, 32, 2, 30
 LATENCY_S, BYTES_PER_S, FIRST = (

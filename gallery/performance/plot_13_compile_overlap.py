@@ -21,8 +21,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.torch_private import set_ddp_optimizer
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.runtime.torch_private import set_ddp_optimizer
 
 LAYERS, RANKS = 6, 2
 

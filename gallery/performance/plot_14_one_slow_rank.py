@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.plotting import INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.labs.plotting import INK, MUTED, RANK_COLORS, describe, subplots
 
 
 def worker(sleeps_s):

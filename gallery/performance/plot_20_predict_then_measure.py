@@ -12,7 +12,7 @@ It serves :ref:`performance-validation`.
 # ----------
 # In the first, twelve equal layers compute by sleeping.
 # The second is a small transformer, whose gradients are of all sizes.
-# It computes a batch of one, and then waits until a slower device would have been done (``ddplab.sleeping``), so that no neighbour on this machine changes how fast it is.
+# It computes a batch of one, and then waits until a slower device would have been done (``ddplab.labs.sleeping``), so that no neighbour on this machine changes how fast it is.
 
 import contextlib
 import time
@@ -26,9 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ddplab import launch, record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, bucketed, simulate_step
-from ddplab.plotting import RANK_COLORS, describe, subplots
-from ddplab.sleeping import SleepingLayers, paced
-from ddplab.slowlink import SlowLink
+from ddplab.labs.plotting import RANK_COLORS, describe, subplots
+from ddplab.labs.sleeping import SleepingLayers, paced
+from ddplab.runtime.slowlink import SlowLink
 
 MODELS, RANKS, ROUNDS = ("layers", "transformer"), 2, 5
 
@@ -48,7 +48,7 @@ def build(name, scale):
 # %%
 # A load is a bucket cap in MiB, a link (latency and rate), and a number of micro-batches.
 # A rank goes through all loads in turn, so that a busy moment of the machine hits all alike.
-# The link is emulated by a communication hook (``ddplab.slowlink``).
+# The link is emulated by a communication hook (``ddplab.runtime.slowlink``).
 
 
 def worker(name, loads, rounds, scale=1):

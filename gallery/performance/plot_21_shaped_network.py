@@ -14,7 +14,7 @@ It serves :ref:`performance-validation`.
 # Every machine runs one rank of this program, which waits to be told what to do next, by a file of that name.
 # ``fit`` times all-reduces of several sizes, each as DDP issues them: several at once, one behind the other.
 # ``steps`` times steps of DDP for several bucket caps.
-# The layers compute by sleeping (``ddplab.sleeping``), so that all ranks fit on the cores of one host.
+# The layers compute by sleeping (``ddplab.labs.sleeping``), so that all ranks fit on the cores of one host.
 
 import json
 import tempfile
@@ -24,8 +24,8 @@ from statistics import mean, median
 from ddplab import record
 from ddplab.buckets import MIB
 from ddplab.costmodel import bucketed, equal_layers, fit_link, simulate_step
-from ddplab.machines import machines, torchrun
-from ddplab.plotting import RANK_COLORS, describe, subplots
+from ddplab.labs.machines import machines, torchrun
+from ddplab.labs.plotting import RANK_COLORS, describe, subplots
 
 LAYERS, LAYER_BYTES, FORWARD_S, BACKWARD_S = 12, 2**16, 2e-3, 5e-3
 SIZES, AT_ONCE = [2**n for n in range(16, 20)], 3  # bytes, all-reduces
@@ -35,7 +35,7 @@ WARM, ROUNDS = 2, 5
 PROGRAM = f"""
 import json, os, sys, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from ddplab.sleeping import SleepingLayers
+from ddplab.labs.sleeping import SleepingLayers
 
 def slower(began):
     took_s = torch.tensor(time.perf_counter() - began, dtype=torch.float64)

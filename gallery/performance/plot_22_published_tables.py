@@ -24,7 +24,7 @@ import ddplab
 from ddplab import record
 from ddplab.buckets import MIB
 from ddplab.costmodel import fit_link
-from ddplab.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
 
 FILE = Path(ddplab.__file__).parents[1] / "performance" / "published.json"
 tables = {table["id"]: table for table in json.loads(FILE.read_text())["tables"]}

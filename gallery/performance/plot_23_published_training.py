@@ -21,7 +21,7 @@ import ddplab
 from ddplab import record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Cluster, bucketed, equal_layers, simulate_step
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 
 FILE = Path(ddplab.__file__).parents[1] / "performance" / "published.json"
 tables = [

@@ -24,10 +24,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.clock import now
-from ddplab.needs import a_gpu_each
-from ddplab.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
-from ddplab.torch_private import ddp_facts, flight_records
+from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
+from ddplab.runtime.clock import now
+from ddplab.runtime.needs import a_gpu_each
+from ddplab.runtime.torch_private import ddp_facts, flight_records
 
 WIDTH, LAYERS, BATCH, RANKS, STEPS = 256, 4, 64, 2, 12
 ADAM = {"lr": 1e-3, "foreach": False}

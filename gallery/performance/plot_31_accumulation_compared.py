@@ -11,7 +11,7 @@ It serves :ref:`performance-alternatives`; the first two mistakes have rooms in 
 # Five loops
 # ----------
 # They differ in what stands under ``no_sync`` and in the division of the loss.
-# All communication goes over a link that is slow on purpose, ``ddplab.slowlink.SlowLink``, which keeps a log.
+# All communication goes over a link that is slow on purpose, ``ddplab.runtime.slowlink.SlowLink``, which keeps a log.
 
 import contextlib
 import statistics
@@ -22,9 +22,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.clock import now
-from ddplab.gaps import flat_gradients, gap
-from ddplab.slowlink import SlowLink
+from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.runtime.clock import now
+from ddplab.runtime.slowlink import SlowLink
 
 K, WIDTH, LAYERS, MICRO, RANKS, STEPS = 4, 256, 4, 32, 2, 8
 LATENCY_S, BYTES_PER_S = 1e-3, 50e6

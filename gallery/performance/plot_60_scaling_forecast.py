@@ -25,10 +25,10 @@ import torch.distributed as dist
 
 from ddplab import device, launch, record
 from ddplab.buckets import MIB
-from ddplab.clock import now
 from ddplab.costmodel import Cluster, bucketed, equal_layers, simulate_step
-from ddplab.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.slowlink import SlowLink
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.runtime.clock import now
+from ddplab.runtime.slowlink import SlowLink
 
 MICRO, MICRO_S = 16, 0.150  # samples of a micro-batch, and its forward and backward
 FIXED_S, OPTIMIZER_S = 0.015, 0.020  # assumed: of a micro-batch whatever its size; per step

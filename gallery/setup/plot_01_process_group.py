@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from ddplab import launch, record
-from ddplab.plotting import INK, MUTED, RANK_COLORS, subplots
+from ddplab.labs.plotting import INK, MUTED, RANK_COLORS, subplots
 
 # %%
 # What a rank knows at first

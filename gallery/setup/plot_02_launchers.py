@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from ddplab import launch
-from ddplab.recipes import FOLDER, torchrun
+from ddplab.labs.recipes import FOLDER, torchrun
 
 # %%
 # The program prints the variables that say something about its place.

@@ -15,8 +15,8 @@ import subprocess
 import sys
 
 from ddplab import record
-from ddplab.plotting import INK, MUTED, RANK_COLORS, subplots
-from ddplab.recipes import FOLDER
+from ddplab.labs.plotting import INK, MUTED, RANK_COLORS, subplots
+from ddplab.labs.recipes import FOLDER
 
 # %%
 # What you type on each machine

@@ -21,8 +21,8 @@ import sys
 import time
 
 from ddplab import record
-from ddplab.needs import a_gpu_each
-from ddplab.recipes import FOLDER, torchrun
+from ddplab.labs.recipes import FOLDER, torchrun
+from ddplab.runtime.needs import a_gpu_each
 
 GPUS = a_gpu_each(2)  # or none: two ranks on one GPU would be a finding
 table = torchrun("hello_ranks.py", 2, "--mib", "16", env=GPUS)

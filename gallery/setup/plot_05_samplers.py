@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
 from ddplab import launch, record
-from ddplab.plotting import FAINT, INK, RANK_COLORS, describe, subplots
+from ddplab.labs.plotting import FAINT, INK, RANK_COLORS, describe, subplots
 
 RANKS, SAMPLES = 4, 10
 

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ddplab import LaunchError, device, launch
-from ddplab.needs import ON_CPU
-from ddplab.plotting import FAINT, RANK_COLORS, describe, subplots
+from ddplab.labs.plotting import FAINT, RANK_COLORS, describe, subplots
+from ddplab.runtime.needs import ON_CPU
 
 RANKS, WORKERS, SIZE = 2, 2, 2
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler
 
 from ddplab import device, launch, record
-from ddplab.torch_private import flight_records
+from ddplab.runtime.torch_private import flight_records
 
 RANKS, SAMPLES, BATCH = 4, 21, 3
 

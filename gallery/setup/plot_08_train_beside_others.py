@@ -24,9 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddplab import device, launch, record
-from ddplab.clock import now
-from ddplab.needs import a_gpu_each
-from ddplab.recipes import FOLDER
+from ddplab.labs.recipes import FOLDER
+from ddplab.runtime.clock import now
+from ddplab.runtime.needs import a_gpu_each
 
 RANKS, STEPS, WARM = 2, 40, 5
 

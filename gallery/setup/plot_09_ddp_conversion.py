@@ -39,9 +39,9 @@ import tempfile
 import torch
 
 from ddplab import launch
-from ddplab.needs import ON_CPU
-from ddplab.plotting import ACCENT, INK, subplots
-from ddplab.recipes import FOLDER
+from ddplab.labs.plotting import ACCENT, INK, subplots
+from ddplab.labs.recipes import FOLDER
+from ddplab.runtime.needs import ON_CPU
 
 SINGLE = (FOLDER / "single_device.py").read_text()
 CONVERTED = (FOLDER / "converted_ddp.py").read_text()

@@ -7,8 +7,8 @@ Two agents with two ranks each meet and wait; the kernel's own table then says w
 It serves :ref:`setup-rendezvous`.
 """
 
-from ddplab.machines import connections, machines, torchrun
-from ddplab.plotting import ACCENT, FAINT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.labs.machines import connections, machines, torchrun
+from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, RANK_COLORS, describe, subplots
 
 # %%
 # The program joins the process group, meets the others once, and stays.

@@ -8,8 +8,8 @@ Here the kernel shapes what each machine sends, and the formula meets the clock.
 It serves :ref:`setup-slow-link`.
 """
 
-from ddplab.machines import machines, torchrun
-from ddplab.plotting import ACCENT, INK, describe, subplots
+from ddplab.labs.machines import machines, torchrun
+from ddplab.labs.plotting import ACCENT, INK, describe, subplots
 
 NBYTES = 4_000_000  # of the tensor
 RATES = (100, 200, 400, 800)  # million bit per second

@@ -10,7 +10,7 @@ It serves :ref:`setup-network-faults`.
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-from ddplab.machines import loopback, torchrun
+from ddplab.labs.machines import loopback, torchrun
 
 # %%
 # In its first life rank 1 kills itself; in its second, rank 0 is a second late, as a rank with a busy CPU may be.

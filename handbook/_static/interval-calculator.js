@@ -1,5 +1,5 @@
 // How often to save, from four numbers of a job; redrawn at each change.
-// The formulas are those of gallery/ddplab/interval.py; a test compares the two on random cases.
+// The formulas are those of gallery/ddplab/model/interval.py; a test compares the two on random cases.
 (() => {
 "use strict";
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplab import evidence
 from ddplab.recording.child import Channel
 from ddplab.recording.claims import Test, expected_s, is_recorded, write_result
+from ddplab.runtime import evidence
 
 HERE = Path(__file__).parent
 _SHOWN_LINES = 60  # of the output of a claim that failed

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch
 from ddplab.buckets import MIB, assign
-from ddplab.torch_private import ddp_facts, flight_records
+from ddplab.runtime.torch_private import ddp_facts, flight_records
 
 
 def watched_steps(model, inputs, steps, **options):

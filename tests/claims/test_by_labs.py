@@ -3,9 +3,9 @@
 import pytest
 from proof import proves
 
-from ddplab.needs import NotShownHere
 from ddplab.recording.keys import KIT
 from ddplab.recording.script import run
+from ddplab.runtime.needs import NotShownHere
 
 
 @pytest.fixture(autouse=True)

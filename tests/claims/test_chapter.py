@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch
-from ddplab.needs import needs
+from ddplab.runtime.needs import needs
 
 
 def watched(model, **options):

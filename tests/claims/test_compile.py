@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch
 from ddplab.buckets import MIB, assign
-from ddplab.torch_private import ddp_facts
+from ddplab.runtime.torch_private import ddp_facts
 
 
 class Stack(nn.Module):

@@ -10,8 +10,8 @@ from proof import proves
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from ddplab import launch
-from ddplab.needs import ON_CPU
-from ddplab.recipes import FOLDER
+from ddplab.labs.recipes import FOLDER
+from ddplab.runtime.needs import ON_CPU
 
 
 def run(name, ranks, path):

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
 from ddplab import device, launch
-from ddplab.postmortem import postmortem
-from ddplab.torch_private import flight_records
+from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.torch_private import flight_records
 
 
 def orders(ranks, samples, epoch=0, seed=None, **options):

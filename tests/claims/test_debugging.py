@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.gaps import flat_weights, gap
-from ddplab.needs import ON_CPU
-from ddplab.postmortem import postmortem
+from ddplab.labs.gaps import flat_weights, gap
+from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.needs import ON_CPU
 
 
 def loss_of(model, x):

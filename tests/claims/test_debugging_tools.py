@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab.flight import compare, compare_lines, dump_when_stuck, read_dumps, write_dump
-from ddplab.postmortem import postmortem, report
-from ddplab.torch_private import flight_dump
+from ddplab.labs.postmortem import postmortem, report
+from ddplab.runtime.torch_private import flight_dump
 
 
 def seconds(s):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab.diagnose import diagnose
-from ddplab.postmortem import postmortem
+from ddplab.labs.postmortem import postmortem
 
 
 class Net(nn.Module):

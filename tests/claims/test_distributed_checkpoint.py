@@ -19,8 +19,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import launch
-from ddplab.postmortem import postmortem
-from ddplab.torch_private import flight_records
+from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.torch_private import flight_records
 
 WAIT_S = 20  # bound of everything that waits for another thread
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from proof import proves
 
-from ddplab.machines import loopback, torchrun
-from ddplab.needs import needs
-from ddplab.postmortem import postmortem
+from ddplab.labs.machines import loopback, torchrun
+from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.needs import needs
 
 LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
 LIFE = "TORCHELASTIC_RESTART_COUNT"

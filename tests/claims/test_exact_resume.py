@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from ddplab import device, launch
 from ddplab.checkpoint import CheckpointManager
-from ddplab.needs import ON_CPU
+from ddplab.runtime.needs import ON_CPU
 
 # -- a training with everything: epochs, accumulation, mixed precision, dropout, a schedule ------------
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.postmortem import postmortem
+from ddplab.labs.postmortem import postmortem
 
 BROKEN = re.compile("Connection (closed|reset) by peer")
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}

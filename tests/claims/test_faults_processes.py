@@ -18,7 +18,7 @@ from proof import proves, side_by_side
 from torch.utils.data import DataLoader, Dataset
 
 from ddplab import launch
-from ddplab.postmortem import postmortem
+from ddplab.labs.postmortem import postmortem
 from tools import free_port
 
 

@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 from ddplab import device, launch
-from ddplab.gaps import flat_gradients, flat_weights, gap
-from ddplab.needs import needs
-from ddplab.postmortem import postmortem
+from ddplab.labs.gaps import flat_gradients, flat_weights, gap
+from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.needs import needs
 
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 

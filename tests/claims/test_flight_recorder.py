@@ -8,7 +8,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch
-from ddplab.torch_private import flight_records
+from ddplab.runtime.torch_private import flight_records
 
 
 @proves("flight-recorder-sees-all")

@@ -11,9 +11,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch
-from ddplab.gaps import flat_gradients, flat_weights, gap
+from ddplab.labs.gaps import flat_gradients, flat_weights, gap
+from ddplab.runtime.torch_private import flight_records
 from ddplab.scratch import DDP, accumulate, broadcast, flat, naive, overlap, verify
-from ddplab.torch_private import flight_records
 
 
 def network(seed=0, width=64):

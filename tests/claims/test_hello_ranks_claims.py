@@ -7,9 +7,9 @@ from datetime import timedelta
 from proof import proves
 from torch.distributed import TCPStore
 
-from ddplab.machines import loopback
-from ddplab.needs import a_gpu_each
-from ddplab.recipes import FOLDER
+from ddplab.labs.machines import loopback
+from ddplab.labs.recipes import FOLDER
+from ddplab.runtime.needs import a_gpu_each
 from tools import free_port
 
 LIMIT_S = 120  # of what ends within 2 · 4 + 5 s, and has to start on a busy machine

@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import LaunchError, device, launch
-from ddplab.torch_private import ddp_facts
+from ddplab.runtime.torch_private import ddp_facts
 
 
 @proves("comm-hook-per-bucket")

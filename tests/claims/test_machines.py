@@ -12,8 +12,8 @@ import pytest
 import torch.distributed as dist
 from proof import proves
 
-from ddplab.machines import Nodes, connections, loopback, machines, torchrun
-from ddplab.postmortem import postmortem
+from ddplab.labs.machines import Nodes, connections, loopback, machines, torchrun
+from ddplab.labs.postmortem import postmortem
 from tools import missing
 
 LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it

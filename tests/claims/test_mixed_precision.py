@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, launch
-from ddplab.needs import ON_CPU
-from ddplab.torch_private import mixed_precision
+from ddplab.runtime.needs import ON_CPU
+from ddplab.runtime.torch_private import mixed_precision
 
 
 @proves("ddp-mixed-precision")

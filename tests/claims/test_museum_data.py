@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddplab import device, launch
-from ddplab.gaps import flat_gradients, flat_weights, gap
+from ddplab.labs.gaps import flat_gradients, flat_weights, gap
 
 
 def network(seed=0, middle=nn.Tanh):

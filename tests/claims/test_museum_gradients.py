@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.gaps import flat_gradients, flat_weights, gap
-from ddplab.torch_private import flight_records
+from ddplab.labs.gaps import flat_gradients, flat_weights, gap
+from ddplab.runtime.torch_private import flight_records
 
 RANKS = (2, 3, 4)
 

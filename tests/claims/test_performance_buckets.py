@@ -9,8 +9,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.gaps import flat_gradients
-from ddplab.postmortem import postmortem
+from ddplab.labs.gaps import flat_gradients
+from ddplab.labs.postmortem import postmortem
 
 KIB = 1 / 1024  # in MiB; a layer of `network` has 4 KiB
 

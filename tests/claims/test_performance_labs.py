@@ -13,10 +13,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import LaunchError, device, launch
-from ddplab.gaps import flat_gradients
-from ddplab.needs import ON_CPU, a_gpu_each
-from ddplab.postmortem import postmortem
-from ddplab.torch_private import flight_records
+from ddplab.labs.gaps import flat_gradients
+from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.needs import ON_CPU, a_gpu_each
+from ddplab.runtime.torch_private import flight_records
 
 
 def averaged(bucket):

@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddplab import device, launch
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, bucketed, simulate_step
-from ddplab.gaps import flat_gradients
-from ddplab.needs import ON_CPU
-from ddplab.sleeping import SleepingLayers
-from ddplab.slowlink import SlowLink
+from ddplab.labs.gaps import flat_gradients
+from ddplab.labs.sleeping import SleepingLayers
+from ddplab.runtime.needs import ON_CPU
+from ddplab.runtime.slowlink import SlowLink
 
 
 def network(width=32, layers=6):

@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddplab import device, launch
-from ddplab.parity.cases import BEHAVIOURS, observe_all
-from ddplab.parity.observe import same
+from ddplab.labs.parity.cases import BEHAVIOURS, observe_all
+from ddplab.labs.parity.observe import same
 from ddplab.scratch import DDP
 
 

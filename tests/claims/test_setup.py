@@ -17,9 +17,9 @@ import torch.distributed as dist
 from proof import proves
 
 from ddplab import LaunchError, launch
-from ddplab.machines import Fork, Program
-from ddplab.postmortem import postmortem
-from ddplab.recipes import FOLDER
+from ddplab.labs.machines import Fork, Program
+from ddplab.labs.postmortem import postmortem
+from ddplab.labs.recipes import FOLDER
 from tools import free_port
 
 NEEDED = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.torch_private import flight_records
+from ddplab.runtime.torch_private import flight_records
 
 
 def wrapped(**options):

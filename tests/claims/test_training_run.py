@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.profiler import profile, record_function
 
 from ddplab import device, launch
-from ddplab.mesh import named_mesh
-from ddplab.torch_private import flight_records
+from ddplab.labs.mesh import named_mesh
+from ddplab.runtime.torch_private import flight_records
 
 
 def network():

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from graded import first_failure
 
-from ddplab import cli, cli_grade
+from ddplab import cli
+from ddplab.cli import grade as cli_grade
 from ddplab.grading.exercises import EXERCISES, HANDBOOK, MAX_FILE_BYTES, exercise_names, section
 from tools import ended, wait_until
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
-from ddplab.torch_private import torch_assign
+from ddplab.runtime.torch_private import torch_assign
 
 MODELS = {
     "mlp": lambda: nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)]),

@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import checkpoint, device, launch
 from ddplab.checkpoint import CheckpointError, CheckpointManager
-from ddplab.launcher import LaunchError
+from ddplab.runtime.launcher import LaunchError
 from tools import missing
 
 KILLS = int(os.environ.get("KILLS", "30"))

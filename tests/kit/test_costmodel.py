@@ -20,7 +20,7 @@ from ddplab.costmodel import (
     fit_link,
     simulate_step,
 )
-from ddplab.torch_private import torch_assign
+from ddplab.runtime.torch_private import torch_assign
 
 RANKS = [2, 3, 4, 5, 7, 8, 13, 16]
 

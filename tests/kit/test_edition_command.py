@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplab import cli, cli_edition
+from ddplab import cli
+from ddplab.cli import edition as cli_edition
 from ddplab.recording import archive
 from ddplab.recording.edition import Edition
 from tools import refused

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplab import evidence
 from ddplab.recording import keys
 from ddplab.recording.script import code_blocks, run
+from ddplab.runtime import evidence
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,10 +79,12 @@ def test_key_changes_with_a_recipe_that_the_script_names(kit):
 def test_key_changes_with_an_exercise_that_the_script_names_and_with_what_grades_it(kit):
     grader = kit.parent / "exercises" / "no-sync" / "grader.py"
     grader.parent.mkdir(parents=True)
-    for path in (grader, kit / "cli_grade.py"):
+    command = kit / "cli" / "grade.py"
+    command.parent.mkdir()
+    for path in (grader, command):
         path.write_text("from ddplab import c\n")
     path = script(kit, 'run("grade", "no-sync")\n')
-    for part in (grader, kit / "cli_grade.py", kit / "c.py"):
+    for part in (grader, command, kit / "c.py"):
         before = keys.lab_key(path)
         part.write_text(part.read_text() + "changed = 1\n")
         assert keys.lab_key(path) != before, part
@@ -184,7 +186,7 @@ def test_a_comment_in_the_launcher_leaves_every_recording_valid_and_new_data_exa
     monkeypatch.setattr(keys, "KIT", gallery / "ddplab")
     labs = sorted(gallery.glob("*/plot_*.py"))
     before = {lab: keys.lab_key(lab) for lab in labs}
-    launcher, lab, data = gallery / "ddplab/launcher.py", labs[0], next(gallery.glob("*/published.json"))
+    launcher, lab, data = gallery / "ddplab/runtime/launcher.py", labs[0], next(gallery.glob("*/published.json"))
     launcher.write_text(launcher.read_text().replace("import math\n", "import math  # for inf\n\n# A comment.\n"))
     lab.write_text(lab.read_text().replace("# %%\n# ", "# %%\n# Another sentence. ", 1))
     assert {lab: keys.lab_key(lab) for lab in labs} == before
@@ -317,6 +319,6 @@ def test_a_block_that_fails_keeps_its_traceback_and_ends_the_lab(kit):
 
 
 def test_a_lab_that_needs_another_torch_says_so(kit):
-    outcome = run(script(kit, "from ddplab.needs import needs\nneeds(torch='99')\n"), lambda figure, number: "")
+    outcome = run(script(kit, "from ddplab.runtime.needs import needs\nneeds(torch='99')\n"), lambda figure, number: "")
     assert outcome.needs.startswith("needs torch 99 or newer; this is ")
     assert not outcome.failed

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddplab.cli import BadInput
-from ddplab.cli_flight import report_dumps
+from ddplab.cli.flight import report_dumps
+from ddplab.errors import BadInput
 from ddplab.flight import DumpError, compare, compare_lines, dump_when_stuck, read_dumps, without_dump, write_dump
-from ddplab.launcher import LaunchError, launch
-from ddplab.needs import needs
-from ddplab.postmortem import postmortem
-from ddplab.torch_private import flight_records
+from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.launcher import LaunchError, launch
+from ddplab.runtime.needs import needs
+from ddplab.runtime.torch_private import flight_records
 
 # -- real ranks -------------------------------------------------------------------------------------
 

@@ -19,10 +19,11 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from ddplab import evidence, launch
-from ddplab.machines import Fork, Program
-from ddplab.needs import ON_CPU, a_gpu_each
-from ddplab.recipes import FOLDER
+from ddplab import launch
+from ddplab.runtime import evidence
+from ddplab.labs.machines import Fork, Program
+from ddplab.runtime.needs import ON_CPU, a_gpu_each
+from ddplab.labs.recipes import FOLDER
 
 count, port = int(os.environ["SIMULATED_GPUS"]), int(sys.argv[1])
 folder = Path(tempfile.mkdtemp(dir=sys.argv[2]))
@@ -31,7 +32,7 @@ folder = Path(tempfile.mkdtemp(dir=sys.argv[2]))
 def worker(touch):
     import torch, torch.distributed as dist
     from ddplab import device
-    from ddplab.clock import now, seconds, stamp
+    from ddplab.runtime.clock import now, seconds, stamp
 
     begin = stamp()
     ones = torch.ones(2, device=device() if touch else "cpu")
@@ -45,7 +46,7 @@ def worker(touch):
 def over_a_slow_link():
     # One transfer that the GPU has ready: on which stream the link waits for it, and when it says that was.
     import torch
-    from ddplab.slowlink import SlowLink, _Job
+    from ddplab.runtime.slowlink import SlowLink, _Job
 
     link, gate, streams, tensor = SlowLink(0.01, 1e9), torch.futures.Future(), [], torch.ones(1)
     ready = torch.cuda.Event(enable_timing=True)
@@ -91,7 +92,8 @@ def build():
 ''')
 (folder / "tune.py").write_text('''
 import sys
-from ddplab import cli, tuning
+from ddplab import cli
+from ddplab.model import tuning
 tuning.MOST_ROUNDS = tuning.LEAST_ROUNDS
 sys.exit(cli.main(["tune-buckets", "mine:build", "--caps=1", "--seconds=60", "--json"]))
 ''')

@@ -1,11 +1,11 @@
-"""ddplab.interval against Daly's printed values, against a search for the minimum, and against simulated failures."""
+"""ddplab.model.interval against Daly's printed values, a search for the minimum, and simulated failures."""
 
 import math
 import random
 
 import pytest
 
-from ddplab.interval import daly_s, lost_fraction, young_s
+from ddplab.model.interval import daly_s, lost_fraction, young_s
 
 MINUTE, HOUR = 60.0, 3600.0
 

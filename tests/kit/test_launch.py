@@ -18,7 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddplab import LaunchError, launch, launcher, record
+from ddplab import LaunchError, launch, record
+from ddplab.runtime import launcher
 from tools import ended, wait_until
 
 HERE = "value from the test module"

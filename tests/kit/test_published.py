@@ -6,7 +6,7 @@ import runpy
 from itertools import pairwise
 from pathlib import Path
 
-from ddplab import evidence
+from ddplab.runtime import evidence
 
 LABS = Path(__file__).parents[2] / "gallery" / "performance"
 FILE = LABS / "published.json"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ddplab.parity.cases import BEHAVIOURS, observe_all
-from ddplab.parity.observe import Local, cell
+from ddplab.labs.parity.cases import BEHAVIOURS, observe_all
+from ddplab.labs.parity.observe import Local, cell
 from ddplab.scratch import DDP
 
 

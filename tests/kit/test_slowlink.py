@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.gaps import flat_gradients
-from ddplab.postmortem import postmortem
-from ddplab.slowlink import SlowLink
+from ddplab.labs.gaps import flat_gradients
+from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.slowlink import SlowLink
 
 QUICK = (1e-4, 1e9)  # latency and rate where time does not matter
 

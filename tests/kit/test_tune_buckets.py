@@ -19,11 +19,13 @@ import psutil
 import pytest
 import torch
 
-from ddplab import cli, cli_tune_buckets, launch, tuning
+from ddplab import cli, launch
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
-from ddplab.cli_tune_buckets import as_text
+from ddplab.cli import tune_buckets as cli_tune_buckets
+from ddplab.cli.tune_buckets import as_text
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from ddplab.tuning import LEAST_ROUNDS, advise, choose, fitted, make_plans, median_interval
+from ddplab.model import tuning
+from ddplab.model.tuning import LEAST_ROUNDS, advise, choose, fitted, make_plans, median_interval
 from tools import free_port, refused
 
 KIB = 1024
@@ -212,7 +214,7 @@ def test_a_sweep_on_a_link_that_is_emulated(tmp_path):
     """Six layers of a millisecond, and a link that takes as long for each: what holds however late a machine is."""
     source = """\
         import torch
-        from ddplab.sleeping import SleepingLayers
+        from ddplab.labs.sleeping import SleepingLayers
 
         def build():
             return SleepingLayers(6, 64 * 1024, 0.0001, 0.001), torch.ones(1)

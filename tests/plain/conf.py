@@ -22,9 +22,8 @@ book = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(book)
 globals().update({name: value for name, value in vars(book).items() if not name.startswith("_")})
 
-ours = {path.stem for path in (ROOT / "handbook" / "_ext").glob("*.py")}
-extensions = [name for name in book.extensions if name not in ours]
-sys.path.remove(str(ROOT / "handbook" / "_ext"))
+extensions = [name for name in book.extensions if not name.startswith("_ext.")]
+sys.path.remove(str(ROOT / "handbook"))
 html_math_renderer = "mathjax"
 html_static_path = [str(ROOT / "handbook" / "_static")]
 nitpicky = False

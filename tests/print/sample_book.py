@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXTENSIONS = ROOT / "handbook" / "_ext"
-sys.path.insert(0, str(EXTENSIONS))
+EXTENSIONS = ROOT / "handbook"
 
 CONF = f"""
 import sys
 sys.path.insert(0, {str(EXTENSIONS)!r})
 project, author, copyright, version, release = "The Sample Book", "The authors", "The authors", "1.0", "1.0"
-extensions = ["myst_parser", "sphinx_design", "math_svg", "book_pdf", "book_epub"]
+extensions = ["myst_parser", "sphinx_design", "_ext.forms.math_svg", "_ext.forms.book_pdf", "_ext.forms.book_epub"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_block", "attrs_inline"]
 html_math_renderer = "ziamath"
 html_theme = "furo"

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 from pypdf import PdfReader
 
+from _ext.cards.card_source import read_cards
 from tools import need, need_pango
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "handbook" / "_ext"))
-
-from card_source import read_cards  # noqa: E402
 
 QUOTES = str.maketrans("“”‘’", "\"\"''")
 FLAT = re.compile(r"[\s\N{SOFT HYPHEN}]+")

@@ -5,7 +5,7 @@ import re
 import pytest
 from sample_book import Book, Built, book, sample_html  # noqa: F401  (fixtures)
 
-import math_svg
+from _ext.forms import math_svg
 
 FORMULAS = [
     r"\frac{1}{p}\sum_{r=0}^{p-1} g_r",

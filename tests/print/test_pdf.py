@@ -9,10 +9,8 @@ import pytest
 from pypdf import PdfReader
 from sample_book import LISTING, Built, book, sample_pdfs  # noqa: F401  (fixtures)
 
-import print_page
-import print_tree
-import weasy
-from problems import Stop
+from _ext.forms import print_page, print_tree, weasy
+from _ext.problems import Stop
 from tools import need
 
 FLAT = re.compile(r"\s+")

@@ -12,20 +12,18 @@ import pytest
 from bs4 import BeautifulSoup
 from pypdf import PdfReader
 
+from _ext.forms.deck_pdf import light, plain_svg, read_slides
+from _ext.forms.decks import code_size_px
+from _ext.forms.print_tree import classes
 from tools import need
 
 ROOT = Path(__file__).parents[2]
-EXTENSIONS = ROOT / "handbook" / "_ext"
-sys.path.insert(0, str(EXTENSIONS))
-
-from deck_pdf import light, plain_svg, read_slides  # noqa: E402
-from decks import code_size_px  # noqa: E402
-from print_tree import classes  # noqa: E402
+EXTENSIONS = ROOT / "handbook"
 
 CONF = f"""
 import sys
 sys.path.insert(0, {str(EXTENSIONS)!r})
-extensions = ["myst_parser", "lanes", "math_svg", "decks"]
+extensions = ["myst_parser", "_ext.embed.lanes", "_ext.forms.math_svg", "_ext.forms.decks"]
 myst_enable_extensions = ["colon_fence", "dollarmath", "attrs_inline", "attrs_block"]
 html_math_renderer = "ziamath"
 revealjs_static_path = [{str(ROOT / "handbook" / "_static")!r}, {str(ROOT / "slides" / "_static")!r}]

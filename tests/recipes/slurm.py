@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddplab.machines import NamespaceError, Node, Program
+from ddplab.labs.machines import NamespaceError, Node, Program
 
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "munged": "munge"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplab.machines import Machine, Nodes, Program, torchrun
+from ddplab.labs.machines import Machine, Nodes, Program, torchrun
 
 PROGRAM = str(Path(__file__).with_name("stand_in.py"))
 FOREVER = ("--nproc-per-node=1", PROGRAM, "--steps=1000000", "--timeout-s=10", "--checkpoint=never.pt")

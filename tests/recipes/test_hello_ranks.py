@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplab.machines import Machine, Nodes, Program, loopback
+from ddplab.labs.machines import Machine, Nodes, Program, loopback
 from slurm import Slurm
 from tools import free_port
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddplab.machines import PATH, loopback
-from ddplab.recipes import FOLDER, torchrun
+from ddplab.labs.machines import PATH, loopback
+from ddplab.labs.recipes import FOLDER, torchrun
 from slurm import Slurm
 from tools import free_port, missing
 

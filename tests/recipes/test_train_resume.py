@@ -11,8 +11,8 @@ import time
 import pytest
 
 from ddplab import checkpoint as manager
-from ddplab.machines import loopback
-from ddplab.needs import needs
+from ddplab.labs.machines import loopback
+from ddplab.runtime.needs import needs
 from trainer import (
     LIMIT_S,
     TINY,

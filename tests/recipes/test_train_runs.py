@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import DataLoader, StackDataset
 
 from ddplab import launch
-from ddplab.machines import loopback
-from ddplab.recipes import FOLDER, torchrun
+from ddplab.labs.machines import loopback
+from ddplab.labs.recipes import FOLDER, torchrun
 from trainer import LIMIT_S, TINY, TRAIN, checkpoint, losses, start, tensors, train, validation
 
 

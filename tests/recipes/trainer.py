@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from ddplab import LaunchError, launch
-from ddplab.machines import Fork, Program
-from ddplab.needs import ON_CPU  # ranks would share a GPU, and one rank in bf16 is not two in fp32
-from ddplab.recipes import FOLDER
+from ddplab.labs.machines import Fork, Program
+from ddplab.labs.recipes import FOLDER
+from ddplab.runtime.needs import ON_CPU  # ranks would share a GPU, and one rank in bf16 is not two in fp32
 from tools import free_port
 
 TRAIN = FOLDER / "train.py"

@@ -7,7 +7,7 @@ import pytest
 from bs4 import BeautifulSoup
 from tiny_book import TinyBook
 
-from card_source import CardError, read_cards
+from _ext.cards.card_source import CardError, read_cards
 
 INTERVIEW = """
 :::{interview} bucket-order

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tiny_book import TinyBook
 
+from _ext.evidence.proofs import read_proofs
 from ddplab.recording.keys import claim_key
-from proofs import read_proofs
 
 TESTS = """
 from proof import proves

@@ -225,7 +225,7 @@ def test_the_directive_puts_the_entries_into_the_page(tmp_path, monkeypatch):
         "conf.py",
         (tmp_path / "conf.py").read_text()
         + f"""
-extensions.append("diagnose_page")
+extensions.append("_ext.explorers.diagnose_page")
 html_static_path = [{str(STATIC)!r}]
 """,
     )

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from tiny_book import TinyBook
 
-import labs
+from _ext.evidence import labs
 from ddplab.recording import __main__ as recording
 from ddplab.recording.edition import Edition
 
 ROOT = Path(__file__).parents[2]
 CONF = """
-extensions = ["myst_parser", "labs", "editions", "sphinx_gallery.gen_gallery", "lab_page", "lab_embed", "measured",
-              "claims", "edition_page", "edition_switch", "editions_compared", "when"]
+extensions = ["myst_parser", "_ext.evidence.labs", "_ext.evidence.editions", "sphinx_gallery.gen_gallery",
+              "_ext.cards.claims", *("_ext.embed." + name for name in ("lab_page", "lab_embed", "measured",
+              "edition_page", "edition_switch", "editions_compared", "when"))]
 html_static_path = ["{static}"]
 myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["**/GALLERY_HEADER.rst", "labs/*/*.ipynb", "labs/*/*.py"]

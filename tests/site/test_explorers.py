@@ -17,11 +17,11 @@ from playwright.sync_api import Page
 from strict_page import STATIC, StrictPage, violations
 from tiny_book import EXTENSIONS, TinyBook
 
+from _ext.explorers.explorer_examples import EXAMPLES, page_data
+from _ext.explorers.ring_drawing import ring_states
+from _ext.explorers.step_drawing import step_words
 from ddplab import launch
 from ddplab.costmodel import ALGORITHMS, Link, bucketed, simulate_step
-from explorer_examples import EXAMPLES, page_data
-from ring_drawing import ring_states
-from step_drawing import step_words
 from tools import ROOT
 
 pytestmark = pytest.mark.full
@@ -465,7 +465,9 @@ Step through it.
 def tiny_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
     book = TinyBook(tmp_path, monkeypatch)
     conf = (tmp_path / "conf.py").read_text()
-    book.write("conf.py", f'{conf}\nextensions.append("explorers")\nhtml_static_path = [{str(STATIC)!r}]\n')
+    book.write(
+        "conf.py", f'{conf}\nextensions.append("_ext.explorers.step_and_ring")\nhtml_static_path = [{str(STATIC)!r}]\n'
+    )
     return book
 
 
@@ -500,7 +502,7 @@ def test_the_page_reads_without_scripts(browser, tmp_path, monkeypatch):
 
 def test_paper_gets_the_drawing(tmp_path, monkeypatch):
     book = tiny_book(tmp_path, monkeypatch)
-    book.write("conf.py", (tmp_path / "conf.py").read_text() + 'extensions.append("book_epub")\n')
+    book.write("conf.py", (tmp_path / "conf.py").read_text() + 'extensions.append("_ext.forms.book_epub")\n')
     book.chapters(speed=CHAPTER)
     epub = book.build("epub")
     page = BeautifulSoup((epub.folder / "speed.xhtml").read_text(), "html.parser")
@@ -533,8 +535,8 @@ def test_a_wrong_option_is_reported(tmp_path, monkeypatch, text, complaint):
 
 
 def test_the_extension_leaves_torch_alone():
-    code = f"import sys; sys.path.insert(0, {str(EXTENSIONS)!r}); import explorers; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = "import sys, _ext.explorers.step_and_ring; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=EXTENSIONS)
     assert done.stdout == "False\n"
 
 

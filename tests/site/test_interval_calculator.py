@@ -9,8 +9,8 @@ from bs4 import BeautifulSoup
 from strict_page import STATIC, StrictPage, violations
 from tiny_book import TinyBook
 
-from ddplab.interval import daly_s, lost_fraction, young_s
-from interval_calculator import Job, interval_words
+from _ext.explorers.interval_calculator import Job, interval_words
+from ddplab.model.interval import daly_s, lost_fraction, young_s
 
 pytestmark = pytest.mark.full
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Interval</title>
@@ -194,7 +194,10 @@ Put in your own numbers.
 def tiny_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
     book = TinyBook(tmp_path, monkeypatch)
     conf = (tmp_path / "conf.py").read_text()
-    book.write("conf.py", f'{conf}\nextensions.append("interval_calculator")\nhtml_static_path = [{str(STATIC)!r}]\n')
+    book.write(
+        "conf.py",
+        f'{conf}\nextensions.append("_ext.explorers.interval_calculator")\nhtml_static_path = [{str(STATIC)!r}]\n',
+    )
     return book
 
 
@@ -224,7 +227,7 @@ def test_the_page_reads_without_scripts(browser, tmp_path, monkeypatch):
 
 def test_paper_gets_the_drawing(tmp_path, monkeypatch):
     book = tiny_book(tmp_path, monkeypatch)
-    book.write("conf.py", (tmp_path / "conf.py").read_text() + 'extensions.append("book_epub")\n')
+    book.write("conf.py", (tmp_path / "conf.py").read_text() + 'extensions.append("_ext.forms.book_epub")\n')
     book.chapters(often=CHAPTER)
     epub = book.build("epub")
     page = BeautifulSoup((epub.folder / "often.xhtml").read_text(), "html.parser")

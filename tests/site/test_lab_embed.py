@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tiny_book import TinyBook
 
-from lab_pieces import stamp_text
+from _ext.evidence.lab_pieces import stamp_text
 
 CONF = """
-extensions = ["myst_parser", "lab_embed", "lanes"]
+extensions = ["myst_parser", "_ext.embed.lab_embed", "_ext.embed.lanes"]
 myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["labs/*/*.json"]
 labs_default_edition = "base"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_book import TinyBook
 
-from measured import value_text
+from _ext.embed.measured import value_text
 
 VALUES = {
     "best_cap": {"value": 24.5678, "unit": "MiB"},

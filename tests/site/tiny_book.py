@@ -1,27 +1,25 @@
 """A book of a few lines in a temporary folder, to see what our extensions make of it."""
 
 import re
-import sys
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from bs4 import BeautifulSoup
+from sphinx.application import Sphinx
+from sphinx.errors import SphinxError
+from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-EXTENSIONS = Path(__file__).parents[2] / "handbook" / "_ext"
-sys.path.insert(0, str(EXTENSIONS))
+from _ext.evidence import labs
+from _ext.problems import Stop
 
-from bs4 import BeautifulSoup  # noqa: E402
-from sphinx.application import Sphinx  # noqa: E402
-from sphinx.errors import SphinxError  # noqa: E402
-from sphinx.util.docutils import docutils_namespace, patch_docutils  # noqa: E402
-
-import labs  # noqa: E402
-from problems import Stop  # noqa: E402
+EXTENSIONS = Path(__file__).parents[2] / "handbook"
 
 CONF = """
-extensions = ["myst_parser", "measured", "claims", "cards", "deck_cards", "flashcards", "code_diff"]
+extensions = ["myst_parser", "_ext.embed.measured", "_ext.embed.code_diff", "_ext.cards.claims", "_ext.cards.cards",
+              "_ext.forms.deck_cards", "_ext.forms.flashcards"]
 myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["labs/**/*.json"]
 labs_default_edition = "base"

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
 
-from ..cli import BadInput
+from ..errors import BadInput
 
 CHUNK_BYTES = 1 << 20
 PREFIX_CHARS = 400  # a line's prefixes are looked for this far

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..launcher import LaunchError
+from ..runtime.launcher import LaunchError
 from .checks import Check, Wrong
 from .exercises import Source
 from .witness import Call, Witness, first_difference, has_messages, read_log

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..launcher import LaunchError, launch
+from ..runtime.launcher import LaunchError, launch
 from .exercises import Exercise, Source, section
 from .strays import no_strays
 
@@ -199,5 +199,5 @@ def _readable(lanes: io.StringIO, ranks: int) -> tuple[str, ...]:
 
 def _start_fork_server() -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ddplab._preload"])  # as launch does
+    context.set_forkserver_preload(["ddplab.runtime.preload"])  # as launch does
     multiprocessing.forkserver.ensure_running()

@@ -15,7 +15,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cli import BadInput
+from ..errors import BadInput
 
 EXERCISES = Path(__file__).parents[2] / "exercises"
 HANDBOOK = Path(__file__).parents[3] / "handbook"

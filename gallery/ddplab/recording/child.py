@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from ..rank import die_with_parent
+from ..runtime.rank import die_with_parent
 
 _CHANNEL = "DDPLAB_RECORDING_CHANNEL"  # number of the socket that leads to the recorder
 _TIDY_S = 10.0  # to clean up after an interrupt, before a process is killed

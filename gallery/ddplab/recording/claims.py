@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..evidence import write_json
+from ..runtime.evidence import write_json
 from .child import Child
 from .edition import Edition, read_json
 from .keys import claim_key

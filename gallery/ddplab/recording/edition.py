@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..evidence import write_json
+from ..runtime.evidence import write_json
 from .machine import differences
 
 _LAB = ("key", "date", "machine", "launches", "values", "blocks", "seconds")

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..evidence import write_json
+from ..runtime.evidence import write_json
 from .script import code_blocks
 
 KIT = Path(__file__).parents[1]
@@ -282,8 +282,8 @@ def _imports(path: Path, tree: ast.Module) -> set[Path]:
                 found |= _modules(origin, *(alias.name for alias in node.names))
             else:
                 found |= _of_tests(path, origin)
-    if path == KIT / "launcher.py":
-        found |= _modules("ddplab._preload")  # imported by name in the fork server
+    if path == KIT / "runtime" / "launcher.py":
+        found |= _modules("ddplab.runtime.preload")  # imported by name in the fork server
     return found
 
 
@@ -293,7 +293,7 @@ def _named(path: Path, names: frozenset[str]) -> set[Path]:
     found = {recipes / name for name in names & _files(recipes)}
     found |= {KIT.parent / name for name in names if "/plot_" in name}
     for name in names & _folders(exercises):
-        found |= {*(exercises / name).glob("*.py"), KIT / "cli_grade.py"}
+        found |= {*(exercises / name).glob("*.py"), KIT / "cli" / "grade.py"}
     found |= {path.parent / name for name in names & _files(path.parent) if not name.endswith(".py")}
     if path.is_relative_to(KIT):
         for folder in (path.parent / name for name in names & _folders(path.parent)):
@@ -355,8 +355,8 @@ def _exports() -> dict[str, Path]:
 def _read_exports(kit: Path, _stamp: tuple[int, int]) -> dict[str, Path]:
     tree = ast.parse((kit / "__init__.py").read_text(encoding="utf-8"))
     return {
-        alias.asname or alias.name: kit / f"{node.module}.py"
+        alias.asname or alias.name: kit.joinpath(*node.module.split(".")).with_suffix(".py")
         for node in tree.body
-        if isinstance(node, ast.ImportFrom)
+        if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
     }

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import evidence
+from ..runtime import evidence
 from .child import Channel, Child
 from .edition import Edition
 from .keys import block_key, lab_key

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..buckets import MIB, assign
-from ..torch_private import after_backward
+from ..model.buckets import MIB, assign
+from ..runtime.torch_private import after_backward
 
 
 @dataclass

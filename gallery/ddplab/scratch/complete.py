@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
-from ..torch_private import after_backward
+from ..model.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
+from ..runtime.torch_private import after_backward
 
 # For each wrapped parameter: the id of the module it was wrapped in, the handle of its hook.
 _wrapped = WeakTensorKeyDictionary()

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddplab.torch_private import after_backward
+from ddplab.runtime.torch_private import after_backward
 
 
 class SmallDDP(nn.Module):

@@ -1,0 +1,94 @@
+"""The command line ``ddplab``: one command per module, found by name.
+
+A command ``name`` is the module ``ddplab.cli.name`` (``-`` becomes ``_``), light to import, with a function
+``add_parser(commands)`` that adds its parser and sets ``run``, a function from the parsed arguments to the exit code.
+Exit codes: 0 all is well, 1 the answer is no, 2 the input cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ..errors import BadInput
+
+COMMANDS = ("grade", "diagnose", "simulate", "tune-buckets", "edition")  # in the order in which --help lists them
+
+
+class _Help(argparse.HelpFormatter):
+    def format_help(self) -> str:
+        self._action_max_length += 2  # commands are indented, which argparse forgets when it measures the longest name
+        return super().format_help()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that ``argv`` names and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a sign must not end the program
+    parser = _Parser(
+        prog="ddplab",
+        description="The tools of The DDP Handbook.",
+        epilog="Each command has its own help: ddplab grade --help",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        importlib.import_module(f".{name.replace('-', '_')}", __name__).add_parser(commands)
+    arguments = parser.parse_args(argv)
+
+    before = signal.signal(signal.SIGTERM, _terminated)  # so that a command can clean up behind itself
+    try:
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+    except BadInput as problem:
+        print(f"ddplab: {problem}", file=sys.stderr)
+        if getattr(arguments, "json", False):
+            print_json({"error": str(problem)})
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader of the output, such as `head`, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return code
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """Print the one JSON object that ``--json`` promises."""
+    print(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def number(what: str, least: float, most: float) -> Callable[[str], float]:
+    """Return the type of an argument that is a number in these bounds; ``what`` names it, as in "a rate in Gbit/s"."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}, from {least:g} to {most:g}")
+        return value
+
+    return parse
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)

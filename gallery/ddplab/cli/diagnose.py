@@ -1,0 +1,231 @@
+"""``ddplab diagnose [LOG…]``: what went wrong, from what the ranks printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from ..diagnose import Diagnosis, Engine, EntryError, Evidence, entries
+from ..diagnose.ranking import ranks_text, shortened
+from ..diagnose.reading import log_files, ranks_of, read_text
+from ..diagnose.words import NOTHING_KNOWN
+from ..errors import BadInput
+from .grade import Paper
+
+_SUMMARY = "find what failed first in the logs of a job, and what to do"
+_EXAMPLE = """\
+examples:
+  ddplab diagnose train.log             one log of all ranks, plain or .gz
+  torchrun … 2>&1 | ddplab diagnose     what a command prints
+  ddplab diagnose logs/                 a folder, such as that of torchrun --log-dir
+  ddplab diagnose rank*.log             a file per rank
+  ddplab diagnose --dump dumps/         the flight recorder's dumps of a hang
+
+exit code: 0 something was diagnosed, 1 nothing known is in the log, 2 the input cannot be used
+"""
+_ADVICE_LINES = 12  # of a fix, in the text for people; all of it is on the page and in --json
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "diagnose",
+        help=_SUMMARY,
+        description=f"{_SUMMARY[0].upper()}{_SUMMARY[1:]}.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "logs", metavar="LOG", nargs="*", help="log files or folders of them; without one, or as -, standard input"
+    )
+    parser.add_argument("--dump", metavar="DIR", type=Path, help="read the flight recorder's dumps in DIR instead")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--top", type=_count, default=3, metavar="N", help="how many diagnoses to show at most (default: 3)"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,5}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count from 1 on")
+    return int(text)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.dump is not None:
+        if arguments.logs:
+            raise BadInput("--dump reads dumps, not logs; give one or the other")
+        from .flight import report_dumps
+
+        return int(report_dumps(arguments.dump, arguments.json))
+    try:
+        engine = Engine(entries())
+    except EntryError as error:
+        raise BadInput(str(error)) from None
+    read = _read(arguments.logs, engine)
+    found = engine.finish()
+    shown = found[: arguments.top]
+    if arguments.json:
+        listed = [asdict(one) for one in shown]
+        answer = {"read": read, "diagnoses": listed, "more": len(found) - len(shown), "collect": _collect(found)}
+        print(json.dumps(answer, indent=2))  # in ASCII: what a log says must not drive a terminal here, either
+    elif found:
+        print(_text(shown, len(found) - len(shown)))
+    else:
+        characters = sum(one["characters"] for one in read)
+        print(f"Nothing in the log is known to the handbook ({characters:,} characters read).")
+        print("What to collect next:")
+        for line in NOTHING_KNOWN:
+            print(_wrapped(line, "  - ", "    "))
+    return 0 if found else 1
+
+
+def _collect(found: list[Diagnosis]) -> list[str]:
+    return [] if found else list(NOTHING_KNOWN)
+
+
+def _read(given: list[str], engine: Engine) -> list[dict[str, Any]]:
+    """Feed all logs to the engine; how much was read of each.
+
+    Raises:
+        BadInput: a log cannot be read.
+    """
+    if given.count("-") > 1 or ("-" in given and len(given) > 1):
+        raise BadInput("- stands for standard input and must be the only LOG")
+    if given in ([], ["-"]):
+        if sys.stdin is None or (not given and sys.stdin.isatty()):
+            raise BadInput("no log given; name a file, or pipe one in: torchrun … 2>&1 | ddplab diagnose")
+        engine.start("")
+        return [{"log": "-", "characters": _feed(engine, read_text(_standard_input(), "standard input"))}]
+    files = log_files([Path(one) for one in given])
+    folders = any(Path(one).is_dir() for one in given)
+    read = []
+    for path, rank in zip(files, ranks_of([str(path) for path in files]), strict=True):
+        engine.start(str(path), rank)
+        try:
+            with path.open("rb") as stream:
+                read.append({"log": str(path), "characters": _feed(engine, read_text(stream, str(path)))})
+        except BadInput:
+            if not folders:
+                raise
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read: {error.strerror}; mend its permissions, or copy it") from None
+    if not read:
+        raise BadInput(f"{', '.join(given)} holds no text log; give the folder that torchrun --log-dir made")
+    return read
+
+
+def _standard_input() -> BufferedReader:
+    buffer: Any = sys.stdin.buffer
+    return buffer if isinstance(buffer, BufferedReader) else BufferedReader(buffer)
+
+
+def _feed(engine: Engine, pieces: Iterator[str]) -> int:
+    characters = 0
+    for piece in pieces:
+        characters += len(piece)
+        engine.feed(piece)
+    return characters
+
+
+# -- text ---------------------------------------------------------------------------------------------
+
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def inert(text: str) -> str:
+    """Text from a log that cannot drive a terminal: what is not plain to see is written as an escape."""
+    return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text.replace("\t", "    "))
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size((96, 24)).columns, 110)
+
+
+def _wrapped(text: str, first: str = "  ", rest: str = "  ") -> str:
+    lines = []
+    fenced = False
+    for line in text.splitlines():
+        if line.strip().startswith("```"):
+            fenced = not fenced
+        elif fenced:
+            lines.append(f"{rest}    {line}")
+        else:
+            lines += textwrap.wrap(
+                line, _width(), initial_indent=first, subsequent_indent=rest, break_long_words=False
+            ) or [""]
+            first = rest
+    return "\n".join(lines)
+
+
+def plain(markdown: str) -> str:
+    """Markdown for a terminal: links and roles become their text."""
+    text = re.sub(r"\{[a-z:-]+\}`([^`<]*?)\s*(?:<[^`>]*>)?`", r"\1", markdown)
+    text = re.sub(r"\[([^\]]+)\]\((https?://[^)\s]+)\)", r"\1 (\2)", text)
+    return text.replace("**", "")
+
+
+def _text(shown: list[Diagnosis], more: int) -> str:
+    paper = Paper()
+    blocks = []
+    for place, one in enumerate(shown, start=1):
+        title = inert(plain(one.title))
+        lines = [paper.strong(f"{place}. {title}"), f"   {one.id}" + _which(one)]
+        lines += [_evidence(evidence) for evidence in one.evidence]
+        if place == 1:
+            lines += ["", _wrapped(inert(plain(one.why)))]
+        lines += _said("Cause", one.cause, place) + _said("Fix", one.fix, place)
+        if place == 1 and one.collect:
+            lines += _said("To be sure", one.collect, place)
+        if one.followed:
+            lines += ["", "  What followed from it:"]
+            for other in one.followed[:4]:
+                who = "" if other.evidence.rank is None else f", first on rank {other.evidence.rank}"
+                text = f"{inert(plain(other.title))} ({other.count}×{who}, line {other.evidence.line_number})"
+                lines.append(_wrapped(text, "    - ", "      "))
+            if len(one.followed) > 4:
+                lines.append(f"    - and {len(one.followed) - 4} more")
+        lines.append(f"  Handbook: {one.page}")
+        blocks.append("\n".join(lines))
+    if more:
+        blocks.append(f"{more} more: ddplab diagnose --top {len(shown) + more}")
+    return "\n\n".join(blocks)
+
+
+def _which(one: Diagnosis) -> str:
+    if len(one.ranks) > 1:
+        return f", {ranks_text(one.ranks)}, first rank {one.rank}"
+    return "" if one.rank is None else f", rank {one.rank}"
+
+
+def _evidence(one: Evidence) -> str:
+    where = f"line {one.line_number}" if not one.source else f"{inert(one.source)}:{one.line_number}"
+    who = "" if one.rank is None else f" rank {one.rank}"
+    return f"   │ {where}{who}: {shortened(inert(one.text), 240)}"
+
+
+def _said(label: str, markdown: str, place: int) -> list[str]:
+    said = inert_lines(plain(markdown)).strip()
+    text = _wrapped(f"{label}:{chr(10) if said.startswith('```') else ' '}{said}").splitlines()
+    most = _ADVICE_LINES if place == 1 else 3
+    if len(text) > most:
+        text = [*text[: most - 1], "    …"]
+    return ["", *text] if place == 1 else text
+
+
+def inert_lines(text: str) -> str:
+    """Like :func:`inert`, for text of several lines."""
+    return "\n".join(inert(line) for line in text.splitlines())

@@ -1,0 +1,1 @@
+"""Claims, interview cards and quizzes."""

@@ -1,0 +1,133 @@
+"""``{interview}`` and ``{quiz}``: the directives, and the check that no two cards of the book share an id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
+
+from ..evidence import labs
+from ..problems import complain, stop_on
+from .card_page import add_nodes, card, card_part, card_question, quiz_option, quiz_options
+from .card_source import OPTIONS, Card, CardError, Passage, parse_card
+from .register import Entry, Register
+
+_LABELS = {"depth": "In depth", "follow-ups": "Likely follow-ups", "evidence": "Evidence"}
+
+
+class CardRegister(Register):
+    """Ids of all cards."""
+
+    name, label = "cards", "Cards"
+
+
+class CardDirective(SphinxDirective):
+    """Common to both kinds of card."""
+
+    kind: ClassVar[str]
+    required_arguments = 1
+    has_content = True
+    option_spec: ClassVar[Any] = OPTIONS
+
+    def run(self) -> list[nodes.Node]:
+        """Read the card, then make its nodes; a card with an error is reported and left out."""
+        path, line = self.get_source_info()
+        body = Passage("\n".join(self.content), line + self.content_offset + 1)
+        try:
+            source = parse_card(self.kind, self.arguments[0], self.options, body, Path(path), line)
+        except CardError as error:
+            complain(self.env, error.reason, error.line)
+            return []
+        register = self.env.domains["cards"]
+        assert isinstance(register, CardRegister)
+        register.note(Entry(source.id, self.env.docname, line))
+        node = card(source_card=source, kind=source.kind, ids=[f"card-{source.id}"])
+        self.set_source_info(node)
+        node += card_question("", "", *self.inline(source.question), kind=source.kind, level=source.level)
+        if source.options:
+            node += self.options_of(source)
+        parts = {}
+        for part in ("answer", "depth", "follow-ups", "why"):
+            if part in source.parts:
+                label = f"Answer: {source.right_letters}" if part == "why" else _LABELS.get(part, "")
+                parts[part] = self.parsed(source.parts[part], body.line, card_part(part=part, label=label))
+        node.extend(parts.values())
+        if source.evidence:
+            links = nodes.paragraph("", "", *self.evidence(source))
+            evidence = card_part("", links, part="evidence", label=_LABELS["evidence"])
+            parts.get("why", node).append(evidence)  # a quiz shows it with its answer
+        return [node]
+
+    def inline(self, text: str) -> list[nodes.Node]:
+        """Nodes of inline source text."""
+        found, messages = self.parse_inline(text, lineno=self.lineno)
+        return [*found, *messages]
+
+    def parsed(self, passage: Passage, first_line: int, into: card_part) -> card_part:
+        """Put the nodes of ``passage`` into a part."""
+        lines = StringList(passage.text.splitlines(), source=self.get_source_info()[0])
+        self.state.nested_parse(lines, self.content_offset + passage.line - first_line, into)
+        return into
+
+    def options_of(self, source: Card) -> quiz_options:
+        """The options of a quiz."""
+        several = sum(option.right for option in source.options) > 1
+        made = quiz_options()
+        for option in source.options:
+            text = self.inline(option.text)
+            made += quiz_option("", "", *text, right=option.right, several=several, group=f"card-{source.id}")
+        return made
+
+    def evidence(self, source: Card) -> Iterator[nodes.Node]:
+        """Links to what shows the answer, with a dot between them."""
+        for place, (kind, target) in enumerate(source.evidence):
+            if place:
+                yield nodes.Text(" · ")
+            domain, reftype = {"lab": ("std", "doc"), "claim": ("claims", "claim"), "section": ("std", "ref")}[kind]
+            text = f"claim {target.replace('-', ' ')}" if kind == "claim" else target
+            if kind == "lab":
+                lab = labs.all_labs().get(target)
+                if lab is None:
+                    complain(self.env, f"{source.kind} {source.id!r}: evidence lab:{target} is no lab", self.lineno)
+                    continue
+                target = f"/{lab.docname}"
+            where = {"refdoc": self.env.docname, "refdomain": domain, "reftype": reftype, "reftarget": target}
+            reference = addnodes.pending_xref("", nodes.inline("", text), refexplicit=False, refwarn=True, **where)
+            self.set_source_info(reference)
+            yield reference
+
+
+class Interview(CardDirective):
+    """A question, its 30-second answer, and what lies behind it."""
+
+    kind = "interview"
+
+
+class Quiz(CardDirective):
+    """A question with options, at least one of them right, and why."""
+
+    kind = "quiz"
+
+
+def check(app: Sphinx, env: BuildEnvironment) -> None:
+    """No two cards of the book share an id."""
+    register = env.domains["cards"]
+    assert isinstance(register, CardRegister)
+    stop_on(register.repeated("card"), "cards")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives, their nodes and the check."""
+    app.add_domain(CardRegister)
+    app.add_directive("interview", Interview)
+    app.add_directive("quiz", Quiz)
+    add_nodes(app)
+    app.connect("env-updated", check)
+    return {"version": "1", "env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,155 @@
+"""``{claim}``: a statement that a test shows on real ranks. ``{claims-list}``: all of them with tests and results.
+
+The build ends if claims and tests do not pair up, or if a claim failed in the default edition. In another edition it
+is shown as what it is: it does not hold there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.builders import Builder
+from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
+from sphinx.util.nodes import make_refnode
+
+from ddplab.recording.keys import kit_key
+
+from ..evidence.proofs import Proof, read_proofs, read_results, result_of, results_edition, test_files
+from ..problems import Problem, Stop, complain, stop_on
+from .claims_page import ShowClaims, add_nodes, claim, claims_list
+from .register import Entry, Register
+
+
+class ClaimRegister(Register):
+    """Ids of all claims; the id '' stands for a document that lists them."""
+
+    name, label = "claims", "Claims"
+    dangling_warnings = {"claim": "there is no claim %(target)r"}  # noqa: RUF012  as in Sphinx
+
+    def claims(self) -> list[Entry]:
+        """All claims, in reading order."""
+        return [entry for entry in self.entries() if entry.id]
+
+    def lists(self) -> list[str]:
+        """Documents that list all claims."""
+        return [entry.docname for entry in self.entries() if not entry.id]
+
+    def resolve_xref(
+        self, env: BuildEnvironment, fromdocname: str, builder: Builder, typ: str, target: str, node: Any, contnode: Any
+    ) -> nodes.reference | None:
+        """Link to the claim's entry in the list (``typ`` "claim") or to its place in the text ("place")."""
+        for entry in self.claims():
+            if entry.id == target:
+                places = [(docname, f"proof-{target}") for docname in self.lists() if typ == "claim"]
+                places.append((entry.docname, f"claim-{target}"))
+                return make_refnode(builder, fromdocname, *places[0], contnode)
+        return None
+
+
+class ClaimDirective(SphinxDirective):
+    """``{claim} id``: one testable sentence."""
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """Note the claim and parse its sentence."""
+        name, line = self.arguments[0], self.get_source_info()[1]
+        if not "".join(self.content).strip():
+            complain(self.env, f"the claim {name!r} states nothing", line)
+            return []
+        _register(self.env).note(Entry(name, self.env.docname, line))
+        node = claim(claim_id=name, ids=[f"claim-{name}"])
+        self.set_source_info(node)
+        self.state.nested_parse(self.content, self.content_offset, node)
+        return [node]
+
+
+class ClaimsList(SphinxDirective):
+    """``{claims-list}``: every claim of the book."""
+
+    def run(self) -> list[nodes.Node]:
+        """Note that this document lists the claims."""
+        _register(self.env).note(Entry("", self.env.docname, self.get_source_info()[1]))
+        return [claims_list()]
+
+
+def _register(env: BuildEnvironment) -> ClaimRegister:
+    return cast(ClaimRegister, env.domains["claims"])
+
+
+def check(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """End the build if something does not pair up; else name the documents to write again.
+
+    Those are all that show claims, whenever a claim, a test or a result changed: each shows results of others.
+    """
+    register, edition = _register(env), results_edition(app.config)
+    digest = hashlib.sha256(f"{register.entries()} {kit_key()}".encode())
+    for path in [*test_files(), *(sorted(edition.folder.glob("claims/*.json")) if edition else ())]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    if register.data["digest"] == digest.hexdigest():
+        return []  # all of it was checked by the last build
+    stop_on(_problems(app, env), "claims")
+    register.data["digest"] = digest.hexdigest()
+    return sorted({entry.docname for entry in register.entries()})
+
+
+def _problems(app: Sphinx, env: BuildEnvironment) -> Iterator[Problem]:
+    register = _register(env)
+    yield from register.repeated("claim")
+    try:
+        tests = read_proofs()
+    except SyntaxError as error:
+        yield Problem(f"{error.filename}:{error.lineno}", f"not valid Python: {error.msg}")
+        return
+    stated = {entry.id for entry in register.claims()}
+    proofs: dict[str, Proof] = {}
+    for test in tests:
+        if test.claim in proofs:
+            first = proofs[test.claim]
+            yield Problem(
+                test.place, f"{test.name} proves {test.claim!r}, as {first.name} ({first.place}) does; keep one"
+            )
+        elif test.claim not in stated:
+            yield Problem(test.place, f"{test.name} proves {test.claim!r}, which no document claims")
+        proofs.setdefault(test.claim, test)
+    yield from _unproved(register.claims(), proofs, app)
+
+
+def _unproved(claims: list[Entry], proofs: dict[str, Proof], app: Sphinx) -> Iterator[Problem]:
+    edition = results_edition(app.config)
+    try:
+        kept = read_results(edition)
+    except Stop as error:
+        yield Problem(str(edition.folder if edition else ""), str(error))
+        kept = {}
+    for entry in claims:
+        test = proofs.get(entry.id)
+        if test is None:
+            yield Problem((entry.docname, entry.line), f"no test in tests/claims proves the claim {entry.id!r}")
+            continue
+        try:
+            result = result_of(test, kept)
+        except ValueError as error:
+            yield Problem(test.place, str(error))
+            continue
+        if result.state == "failed" and edition and edition.name == app.config.labs_default_edition:
+            reason = f"the claim {entry.id!r} failed in the edition {edition.name}: {test.name} on {result.where}"
+            yield Problem((entry.docname, entry.line), reason)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives, their nodes and the check."""
+    app.setup_extension("_ext.evidence.labs")
+    app.add_domain(ClaimRegister)
+    app.add_directive("claim", ClaimDirective)
+    app.add_directive("claims-list", ClaimsList)
+    app.add_post_transform(ShowClaims)
+    add_nodes(app)
+    app.connect("env-updated", check)
+    return {"version": "1", "env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}

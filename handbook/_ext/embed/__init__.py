@@ -1,0 +1,1 @@
+"""What a lab printed, drew and measured, in pages."""

@@ -1,0 +1,108 @@
+"""``{editions-compared}``: the recorded editions side by side, a column each: machines, results, values that differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.config import Config
+from sphinx.util.docutils import SphinxDirective
+
+from ddplab.recording.diff import Comparison, compare
+from ddplab.recording.edition import DamagedError, Edition
+
+from ..evidence import labs
+from ..evidence.editions import recorded_editions
+from ..problems import Stop
+from .edition_page import lab_link, table
+from .measured import value_text
+
+
+class EditionsCompared(SphinxDirective):
+    """The default edition, and every other beside it; a sentence where there is no other."""
+
+    def run(self) -> list[nodes.Node]:
+        """Compare the default edition with each of the others."""
+        names = list(dict.fromkeys([self.config.labs_default_edition, *self.config.labs_recorded]))
+        for name in names:
+            self.env.note_dependency(str(labs.edition(name).folder / "manifest.json"))
+        if len(names) < 2:
+            return [nodes.paragraph("", f"Only the edition {names[0]} is recorded so far.")]
+        try:
+            first, *others = editions = [labs.edition(name) for name in names]
+            pairs = [compare(first, other) for other in others]
+            counts = [_counts(edition) for edition in editions]
+        except DamagedError as error:
+            raise Stop(str(error)) from None
+        facts = _beside(pairs, lambda pair: (((fact.name,), _fact(fact.a), _fact(fact.b)) for fact in pair.facts))
+        facts += [[what, *[one[what] for one in counts]] for what in sorted(set().union(*counts))]
+        shown: list[nodes.Node] = [table(facts, ["Fact", *names])]
+        known = labs.all_labs()
+        if results := _beside(pairs, _results):
+            for row in results:
+                row[1] = lab_link(self, known[row[1]]) if row[0] == "lab" and row[1] in known else row[1]
+            shown += [nodes.rubric("", "Results that differ"), table(results, ["Kind", "Name", *names])]
+        if values := [row for row in _beside(pairs, _values) if row[0] in known]:
+            values.sort(key=lambda row: list(known).index(row[0]))
+            for row in values:
+                row[0] = lab_link(self, known[row[0]])
+            # Too many for paper: in the web book only.
+            tables = [nodes.rubric("", "Values that differ"), table(values, ["Lab", "Value", *names])]
+            shown.append(addnodes.only("", *tables, expr="builder_html"))
+        return shown
+
+
+def _beside(
+    pairs: list[Comparison], parts: Callable[[Comparison], Iterable[tuple[tuple[str, ...], str, str]]]
+) -> list[list[Any]]:
+    """One row for each name that a comparison gives: the name's parts, what the first edition has, and each other."""
+    found = [{name: (a, b) for name, a, b in parts(pair)} for pair in pairs]
+    first = {name: a for one in found for name, (a, _) in one.items()}
+    return [[*name, a, *[one[name][1] if name in one else a for one in found]] for name, a in first.items()]
+
+
+def _fact(value: Any) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else "none" if value is None else str(value)
+
+
+def _counts(edition: Edition) -> Counter[str]:
+    states = Counter(
+        f"labs: {'failed' if kept.get('failed') else 'not shown' if kept.get('needs') else 'ran'}"
+        for kept in edition.labs().values()
+    )
+    return states + Counter(f"claims: {kept['outcome']}" for kept in edition.results().values())
+
+
+def _results(pair: Comparison) -> Iterable[tuple[tuple[str, ...], str, str]]:
+    for one in pair.results:
+        a, b = (f"{state}: {why}" if why else state for state, why in ((one.a, one.why_a), (one.b, one.why_b)))
+        yield (one.kind, one.id), a, b
+
+
+def _values(pair: Comparison) -> Iterable[tuple[tuple[str, ...], str, str]]:
+    for one in pair.values:
+        a, b = _value(one.a, one.unit_a), _value(one.b, one.unit_b)
+        if a != b:
+            yield (one.lab, one.name), a, b
+
+
+def _value(value: float | str | None, unit: str) -> str:
+    return "–" if value is None else value_text(value, unit)
+
+
+def note_recorded(app: Sphinx, config: Config) -> None:
+    """Keep which editions there are, so that pages are read again when one comes or goes."""
+    config.labs_recorded = recorded_editions()
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directive, and what it depends on."""
+    app.setup_extension("_ext.evidence.editions")
+    app.add_config_value("labs_recorded", [], "env", list)
+    app.connect("config-inited", note_recorded)
+    app.add_directive("editions-compared", EditionsCompared)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,90 @@
+"""Figures: labs' SVG figures stand inline in the page, so that they follow its light or dark mode and its font."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
+
+# The palette of ddplab.labs.plotting, as custom properties of the style sheet; elsewhere the colours stay as they are.
+_RANKS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a7b00", "#6b6b6b"]
+_ADAPTIVE = {color: f"var(--rank-{rank}, {color})" for rank, color in enumerate(_RANKS)} | {
+    "#1f2328": "currentColor",
+    "#8c959f": "var(--figure-muted, #8c959f)",
+    "#e4e7eb": "var(--figure-faint, #e4e7eb)",
+    "#7a3b8f": "var(--accent, #7a3b8f)",
+}
+_FONT = re.compile(r"font-family: [^;\"]*")
+_SIZE = re.compile(r"(<svg\b[^>]*?) width=\"([\d.]+)pt\" height=\"([\d.]+)pt\"")
+
+
+class InlineFigures(SphinxPostTransform):
+    """Replace images that are SVG files of labs by the SVG itself."""
+
+    default_priority = 250  # after Sphinx has found the files
+    formats = ("html",)
+
+    def run(self, **_: Any) -> None:
+        """Inline every figure, except in EPUB, whose readers want image files."""
+        if self.app.builder.name == "epub":
+            return
+        images = [node for node in self.document.findall(nodes.Element) if _is_svg(node)]
+        for number, image in enumerate(images):
+            path = Path(self.env.srcdir) / str(image["uri"]).lstrip("/")
+            if not path.exists():
+                continue
+            adaptive = self.app.builder.name != "bookpdf"
+            svg = inline_svg(path, image.get("alt", ""), prefix=f"fig{number}-{path.stem[-24:]}-", adaptive=adaptive)
+            raw = nodes.raw("", f'<div class="figure-svg">{svg}</div>', format="html")
+            raw.source, raw.line = image.source, image.line
+            image.replace_self(raw)
+
+
+def _is_svg(node: nodes.Element) -> bool:
+    return node.tagname in ("image", "imgsgnode") and str(node.get("uri", "")).endswith(".svg")
+
+
+def inline_svg(path: Path, alt: str, *, prefix: str, adaptive: bool) -> str:
+    """The SVG of a matplotlib figure as an element of a page.
+
+    Args:
+        path: the SVG file.
+        alt: what it shows, for those who cannot see it.
+        prefix: makes its ids unique in the page.
+        adaptive: use the page's colours and font instead of the file's.
+    """
+    svg = _read(path, path.stat().st_mtime_ns)
+    used = set(re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", svg))
+    referenced = {name for pair in used for name in pair if name}
+    svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in referenced else "", svg)
+    svg = re.sub(r"url\(#", f"url(#{prefix}", svg)
+    svg = re.sub(r'href="#', f'href="#{prefix}', svg)
+    svg = _SIZE.sub(rf'\1 class="figure" role="img" aria-label="{escape(alt)}" style="width: \2pt"', svg, count=1)
+    if adaptive:
+        svg = _FONT.sub("font-family: var(--figure-font, sans-serif)", svg)
+        svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: _ADAPTIVE.get(m[0], m[0]), svg)
+    return svg
+
+
+@cache
+def _read(path: Path, _modified: int) -> str:
+    """The file without what only a file needs; white space between elements goes too."""
+    svg = path.read_text(encoding="utf-8")
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    # A hundredth of a point is finer than any screen or printer. Only in tags: between them stand the labels.
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)
+    svg = re.sub(r' xmlns:xlink="[^"]*"', "", svg).replace("xlink:href", "href")
+    return re.sub(r">\s+<", "><", svg).strip()
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the transform."""
+    app.add_post_transform(InlineFigures)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,94 @@
+"""The page of a lab: what each block of its code printed and drew when it was recorded, and what it ran on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+from ddplab.recording.keys import block_key
+
+from ..evidence import labs
+from ..evidence.lab_pieces import stamp_text
+from ..evidence.labs import Lab, all_labs, lab_evidence
+from ..problems import Stop
+
+_GENERATED = "GENERATED FROM PYTHON SOURCE LINES"  # a comment of sphinx-gallery above each block
+
+
+def complete(app: Sphinx, doctree: nodes.document) -> None:
+    """Put the stamp below the title, and the outputs below the code; take out what sphinx-gallery adds for itself."""
+    lab = next((lab for lab in all_labs().values() if lab.docname == app.env.docname), None)
+    if lab is None:
+        return
+    for note in list(doctree.findall(nodes.note)):
+        if "sphx-glr-download-link-note" in note["classes"]:
+            note.parent.remove(note)
+    app.env.note_dependency(str(lab.shown_file(app.config)))
+    evidence = lab_evidence(lab, app.config)
+    title = next(iter(doctree.findall(nodes.title)))
+    stamp = nodes.paragraph("", stamp_text(evidence), classes=["stamp"])
+    title.parent.insert(title.parent.index(title) + 1, stamp)
+    code = [block for block in doctree.findall(nodes.literal_block) if _is_code(block)]
+    failed = min(len(evidence["blocks"]), len(code)) - 1 if evidence.get("failed") else None
+    for number, (block, recorded) in enumerate(zip(code, _matching(code, evidence["blocks"]), strict=True)):
+        outputs = list(_outputs(lab, evidence, recorded))
+        if number == failed:
+            said = evidence["failed"]
+            outputs.append(nodes.literal_block(said, said, language="pytb", classes=["lab-failed"]))
+        block.parent[block.parent.index(block) + 1 : block.parent.index(block) + 1] = outputs
+    if reason := not_shown(evidence):
+        stamp.parent.insert(stamp.parent.index(stamp) + 1, nodes.note("", nodes.paragraph("", reason)))
+
+
+def not_shown(evidence: dict[str, Any]) -> str:
+    """Why a lab, or a part of it, has no result on the machine of its edition; empty if it has."""
+    if evidence.get("failed"):
+        error = evidence["failed"].splitlines()[-1]
+        return f"Does not hold here: on the machine of this edition the lab ended with {error}"
+    if evidence.get("needs"):
+        return f"Not shown here: the lab {evidence['needs']}."
+    return "" if evidence["edition"] else "This lab has not been run yet."
+
+
+def _is_code(block: nodes.literal_block) -> bool:
+    place = block.parent.index(block)
+    above = block.parent[place - 1] if place else None
+    return isinstance(above, nodes.comment) and above.astext().startswith(_GENERATED)
+
+
+def _matching(code: list[nodes.literal_block], recorded: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was recorded of each block: by its place, or, where blocks have come or gone since, by its code."""
+    if len(code) == len(recorded):
+        return recorded
+    by_code = {kept["code"]: kept for kept in recorded}
+    return [by_code.get(block_key(block.astext()), {}) for block in code]
+
+
+def _outputs(lab: Lab, evidence: dict[str, Any], recorded: dict[str, Any]) -> Iterator[nodes.Node]:
+    for figure in recorded.get("figures", ()):
+        image = nodes.image(
+            uri=figure_uri(evidence, figure["file"]), alt=figure["alt"] or lab.id, classes=["sphx-glr-single-img"]
+        )
+        image.source, image.line = str(lab.script), 0
+        yield image
+    if printed := recorded.get("printed"):
+        text = "\n".join(printed)
+        yield nodes.literal_block(text, text, language="none", xml_space="preserve", classes=["sphx-glr-script-out"])
+
+
+def figure_uri(evidence: dict[str, Any], name: str) -> str:
+    """Where Sphinx finds a figure of a lab, from the folder of the book."""
+    path = labs.ROOT / evidence["folder"] / name
+    if not path.exists():
+        raise Stop(f"{path} is missing; restore it with git, or record the edition again with `make edition NAME=…`")
+    return "/" + os.path.relpath(path, labs.ROOT / "handbook").replace(os.sep, "/")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Work on the page before Sphinx collects its images and titles."""
+    app.connect("doctree-read", complete, priority=400)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,1 @@
+"""Elements that move or answer in a browser, and are figures everywhere else."""

@@ -1,0 +1,89 @@
+"""``{diagnose}``: the element that reads a log in the browser, with all entries inside the page.
+
+The entries are in the page itself, so that it works from a folder and asks the network for nothing.
+Where scripts are off, and off the web, the content of the directive stands in its place.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
+from sphinx.writers.html5 import HTML5Translator
+
+from ddplab.diagnose.browser import page_data
+from ddplab.diagnose.entry import FOLDER, EntryError, check_explains, entries
+
+from ..cards.card_page import folds
+from ..problems import Stop
+
+
+class diagnose_log(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
+    """The element; its children are what stands in its place. Attribute ``data``: JSON."""
+
+
+class Diagnose(SphinxDirective):
+    """Place the element."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """Make the element; an entry that cannot be used ends the build."""
+        try:
+            check_explains()
+            data = page_data(entries())
+        except EntryError as error:
+            raise Stop(f"diagnose: {error}") from error
+        for name in _names():
+            self.env.note_dependency(str(FOLDER / name))
+        self.env.metadata[self.env.docname]["diagnose"] = _names()
+        # Within a script element only "<" could end the element; the rest of HTML has no meaning there.
+        node = diagnose_log(data=json.dumps(data, ensure_ascii=False, sort_keys=True).replace("<", "\\u003c"))
+        self.state.nested_parse(self.content, self.content_offset, node)
+        return [node]
+
+
+def _names() -> list[str]:
+    return sorted(path.name for path in FOLDER.glob("*.toml"))
+
+
+def with_other_entries(app: Sphinx, env: BuildEnvironment, *_: Any) -> list[str]:
+    """The documents to read again because entries have come or gone; a folder as a dependency is always out of date."""
+    return [name for name, facts in env.metadata.items() if facts.get("diagnose", _names()) != _names()]
+
+
+def visit(self: HTML5Translator, node: nodes.Element) -> None:
+    """The element in a browser, a plain block elsewhere."""
+    if folds(self.builder):
+        errors = self.builder.get_relative_uri(self.builder.current_docname, "errors")
+        self.body.append(f'<ddp-diagnose errors="{errors}">\n')
+        self.body.append(f'<script type="application/json">{node["data"]}</script>\n<div class="diagnose-instead">\n')
+        self.context.append("</div>\n</ddp-diagnose>\n")
+    else:
+        self.body.append('<div class="diagnose-instead">\n')
+        self.context.append("</div>\n")
+
+
+def depart(self: HTML5Translator, node: nodes.Element) -> None:
+    """Close what the visit opened."""
+    self.body.append(self.context.pop())
+
+
+def add_script(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
+    """Only the page that needs them loads the script and its style sheet."""
+    if folds(app.builder) and doctree and next(iter(doctree.findall(diagnose_log)), None):
+        app.add_js_file("diagnose.js", loading_method="defer")
+        app.add_css_file("diagnose.css")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directive and its node."""
+    app.add_node(diagnose_log, html=(visit, depart))
+    app.add_directive("diagnose", Diagnose)
+    app.connect("html-page-context", add_script)
+    app.connect("env-get-outdated", with_other_entries)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,1 @@
+"""One book in many forms: web, PDF, EPUB, slides, flashcards."""

@@ -1,0 +1,98 @@
+"""``{deck-card} id``: a card of a chapter as two slides of a deck, with the deeper answer as speaker notes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+from sphinx.writers.html5 import HTML5Translator
+
+from ..cards.card_page import depart_by_context
+from ..cards.card_source import Card, CardError, Passage, read_cards
+from ..evidence import labs
+from ..problems import complain, which
+
+
+class speaker_notes(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
+    """What the speaker sees. The node of sphinx-revealjs would lose paragraphs, lists and code."""
+
+
+class DeckCard(SphinxDirective):
+    """Two sections: the question (with the options of a quiz), then the answer."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Find the card in the chapters and make its slides."""
+        name = self.arguments[0]
+        try:
+            cards = read_cards(labs.ROOT / "handbook")
+        except CardError as error:
+            complain(self.env, str(error), self.lineno)
+            return []
+        if name not in cards:
+            complain(self.env, f"there is no card {name!r}{which(name, cards)}", self.lineno)
+            return []
+        source = cards[name]
+        self.env.note_dependency(source.path)
+        title = nodes.title(source.question, "", *self._inline(source.question))
+        question = nodes.section("", title, ids=[f"card-{name}"], classes=["deck-question"])
+        answer = nodes.section("", nodes.title("", "Answer"), ids=[f"card-{name}-answer"], classes=["deck-answer"])
+        if source.options:
+            question += self._options(source, only_right=False)
+            answer += self._options(source, only_right=True)
+        else:
+            answer += self._parsed(source.parts["answer"])
+        notes = speaker_notes()
+        for part, label in (("why", "Why"), ("depth", "In depth"), ("follow-ups", "Likely follow-ups")):
+            if part in source.parts:
+                notes += nodes.paragraph("", "", nodes.strong("", label))
+                notes += self._parsed(source.parts[part])
+        if notes.children:
+            answer += notes
+        return [question, answer]
+
+    def _options(self, source: Card, only_right: bool) -> nodes.Element:
+        listed = nodes.enumerated_list(enumtype="upperalpha", classes=["deck-options"])
+        for place, option in enumerate(source.options, 1):
+            if option.right or not only_right:
+                if only_right and not len(listed):
+                    listed["start"] = place  # so that the answer has its letter
+                listed += nodes.list_item("", nodes.paragraph("", "", *self._inline(option.text)))
+        return listed
+
+    def _inline(self, text: str) -> list[nodes.Node]:
+        found, messages = self.parse_inline(text, lineno=self.lineno)
+        holder = nodes.inline("", "", *found, *messages)
+        return _without_links(holder)
+
+    def _parsed(self, passage: Passage) -> list[nodes.Node]:
+        holder = nodes.container()
+        self.state.nested_parse(StringList(passage.text.splitlines()), self.content_offset, holder)
+        return _without_links(holder)
+
+
+def _without_links(holder: nodes.Element) -> list[nodes.Node]:
+    """Children, with the text of links into the book in place of the links: a deck is a project of its own."""
+    for link in list(holder.findall(nodes.Element)):
+        into_book = isinstance(link, addnodes.pending_xref) and (link["refexplicit"] or link["reftype"] == "term")
+        if (into_book or link.get("id_link")) and link.children:  # without a text of its own it would say nothing
+            link.replace_self(link.children)
+    return list(holder.children)
+
+
+def visit_notes(self: HTML5Translator, node: nodes.Element) -> None:
+    """The element in which reveal.js looks for notes."""
+    self.body.append('<aside class="notes">\n')
+    self.context.append("</aside>\n")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directive and its node."""
+    app.add_directive("deck-card", DeckCard)
+    app.add_node(speaker_notes, html=(visit_notes, depart_by_context))
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

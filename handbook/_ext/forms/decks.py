@@ -1,0 +1,151 @@
+"""Decks: the builder ``revealjs`` as this book uses it, and ``{notes}`` for what the speaker says.
+
+Code is coloured while the deck is built, sections keep their ids and classes, and each deck also becomes two PDFs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+from sphinx.writers.html5 import HTML5Translator
+from sphinx_revealjs.builders import RevealjsHTMLBuilder
+from sphinx_revealjs.writers import RevealjsSlideTranslator
+
+from ..embed import lanes
+from . import deck_pdf
+from .deck_cards import speaker_notes
+from .weasy import load_weasyprint, side_by_side
+
+CODE_PX = (1052, 400)  # room for code on a slide of 1280 × 720, beside a title and a line of text
+CODE_SIZES_PX = (14, 34)
+_LETTER_EM = (0.6, 1.42)  # of the code face: width, and distance between lines
+
+
+class Notes(SphinxDirective):
+    """Speaker notes of the slide that they stand in."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """Paragraphs, lists and code are kept."""
+        self.assert_has_content()
+        notes = speaker_notes()
+        self.state.nested_parse(self.content, self.content_offset, notes)
+        return [notes]
+
+
+class DeckTranslator(RevealjsSlideTranslator):  # type: ignore[misc]
+    """Sections become slides; everything in them is written as for the web pages."""
+
+    visit_literal_block = HTML5Translator.visit_literal_block
+    depart_literal_block = HTML5Translator.depart_literal_block
+
+    def visit_section(self, node: nodes.Element) -> None:
+        """Give the slide its id and classes; ``deck-title`` is the first, a ``deck-part`` has nothing but a title."""
+        super().visit_section(node)
+        if self.section_level >= 4:
+            return
+        own = [child for child in node.children if not isinstance(child, nodes.section | nodes.target | nodes.comment)]
+        first = node is next(self.document.findall(nodes.section))
+        bare = all(isinstance(child, nodes.title | speaker_notes) for child in own)
+        kinds = ["deck-title"] if first else ["deck-part"] if bare and "deck-question" not in node["classes"] else []
+        classes = escape(" ".join([*node["classes"], *kinds]), quote=True)
+        tag = f'<section id="{escape(node["ids"][0], quote=True)}" class="{classes}"'
+        self.body[-1] = self.body[-1].replace("<section", tag, 1)
+
+
+class SizedCode(nodes.Element):
+    """A block of code and the size of its letters."""
+
+
+def size_code(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Choose the size of each block's letters: as large as the slide allows."""
+    if app.builder.name != DeckBuilder.name:
+        return
+    for block in list(doctree.findall(nodes.literal_block)):
+        if not isinstance(block.parent, lanes.lane):
+            sized = SizedCode("", size=code_size_px(block.astext()))
+            block.replace_self(sized)
+            sized += block
+
+
+def code_size_px(code: str) -> int:
+    """The size at which code is as wide or as high as the room for it, within limits."""
+    lines = code.splitlines() or [""]
+    columns = max(len(line) for line in lines)
+    wide, high = (room / em for room, em in zip(CODE_PX, _LETTER_EM, strict=True))
+    smallest, largest = CODE_SIZES_PX
+    return max(smallest, int(min(largest, wide / max(columns, 1), high / len(lines))))
+
+
+def _visit_sized(self: HTML5Translator, node: nodes.Element) -> None:
+    self.body.append(f'<div style="--code-size: {node["size"]}px">\n')
+
+
+def _depart_sized(self: HTML5Translator, node: nodes.Element) -> None:
+    self.body.append("</div>\n")
+
+
+class DeckBuilder(RevealjsHTMLBuilder):  # type: ignore[misc]
+    """Writes ``<deck>.html``, ``<deck>.pdf`` and ``<deck>-notes.pdf`` for every document but the root."""
+
+    default_translator_class = DeckTranslator
+
+    def init(self) -> None:
+        """Look for WeasyPrint first: better to hear at once that it is missing."""
+        load_weasyprint()
+        given = list(self.config.revealjs_static_path)
+        super().init()
+        self.config.revealjs_static_path = given  # else the configuration looks changed in each build
+
+    def decks(self) -> list[str]:
+        """Every document but the list of decks."""
+        return sorted(self.env.found_docs - {self.config.root_doc})
+
+    def get_outdated_docs(self) -> Iterator[str]:
+        """Also decks that were made with another style, or by another version of the code that makes them."""
+        yield from super().get_outdated_docs()
+        newest = max(_age(path) for path in [*self._style_files(), Path(__file__), Path(deck_pdf.__file__)])
+        yield from (name for name in self.env.found_docs if _age(self._file(name, ".html")) < newest)
+
+    def finish(self) -> None:
+        """Make the PDFs of decks whose HTML is newer."""
+        super().finish()
+        static, jobs = Path(self.outdir, "_static"), list[Callable[[], None]]()
+        for name in self.decks():
+            page, slides, handout = (self._file(name, ending) for ending in (".html", ".pdf", "-notes.pdf"))
+            if min(_age(slides), _age(handout)) < _age(page):
+                jobs.append(partial(deck_pdf.make, page, slides, handout, static))
+        side_by_side(jobs)
+
+    def _style_files(self) -> Iterator[Path]:
+        scripts = [name for name, _ in self.config.revealjs_js_files]
+        names = [self.config.revealjs_style_theme, *self.config.revealjs_css_files, *scripts, "deck-print.css"]
+        for folder in self.config.revealjs_static_path:
+            yield from (Path(self.confdir, folder, name) for name in names)
+
+    def _file(self, name: str, ending: str) -> Path:
+        return Path(self.outdir, name + ending)
+
+
+def _age(path: Path) -> float:
+    """When the file was written; long ago if it is not there."""
+    return path.stat().st_mtime if path.exists() else 0.0
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the builder in place of that of sphinx-revealjs, and the directive."""
+    app.setup_extension("sphinx_revealjs")
+    app.setup_extension("_ext.forms.deck_cards")
+    app.add_builder(DeckBuilder, override=True)
+    app.add_directive("notes", Notes)
+    app.add_node(SizedCode, html=(_visit_sized, _depart_sized))
+    app.connect("doctree-resolved", size_code)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,158 @@
+"""WeasyPrint for all builders that make PDF: the check that it can be used, and the setting of a PDF."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import logging as plain_logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sphinx.util import logging
+from sphinx.util.parallel import ParallelTasks, SerialTasks, parallel_available
+
+from ..problems import Stop
+
+logger = logging.getLogger(__name__)
+
+
+def load_weasyprint() -> ModuleType:
+    """WeasyPrint, which needs a system library that pip does not bring.
+
+    Raises:
+        Stop: it cannot be used; the message says what to install.
+    """
+    try:
+        weasyprint = importlib.import_module("weasyprint")
+    except ImportError as error:
+        raise Stop(f"PDF needs WeasyPrint ({error}); run: pip install weasyprint") from None
+    except OSError as error:
+        raise Stop(
+            f"PDF needs the Pango library, which is not installed ({str(error).splitlines()[0]}). "
+            "Debian, Ubuntu: apt install libpango-1.0-0 libpangoft2-1.0-0 · macOS: brew install pango"
+        ) from None
+    return weasyprint
+
+
+Sheets = tuple[tuple[Path, str], ...]  # style sheets, each with the file that its addresses are relative to
+
+
+def set_pdf(content: str, sheets: Sheets, target: Path) -> Any:
+    """Lay HTML out and write it as a tagged PDF; returns WeasyPrint's document."""
+    document = lay_out(content, sheets, target.name)
+    write(document, target)
+    return document
+
+
+def lay_out(content: str, sheets: Sheets, name: str) -> Any:
+    """Lay HTML out.
+
+    Args:
+        content: the HTML.
+        sheets: the style sheets.
+        name: the PDF that it is for.
+
+    Returns:
+        WeasyPrint's document: ``pages``, each with its ``anchors``.
+    """
+    weasyprint = load_weasyprint()
+    logger.info("setting %s", name)
+    with _problems_of(name):
+        css, fonts = _styles(sheets)
+        page = weasyprint.HTML(string=content, base_url=sheets[0][0].as_uri())
+        return page.render(stylesheets=css, font_config=fonts, pdf_variant="pdf/ua-1")
+
+
+def write(document: Any, target: Path, finisher: Callable[[Any, Any], None] | None = None) -> None:
+    """Write a document as a tagged PDF, whole or not at all; ``finisher`` may change the PDF before."""
+    temporary = target.with_suffix(".pdf.tmp")
+    try:
+        with _problems_of(target.name), _page_references_kept():
+            document.write_pdf(str(temporary), pdf_variant="pdf/ua-1", finisher=finisher)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def label_pages(_document: Any, pdf: Any, *, front: int, first: int) -> None:
+    """Tell a reader's program the numbers that stand on the pages; those before them have small Roman ones."""
+    pydyf = importlib.import_module("pydyf")
+    styles = [0, pydyf.Dictionary({"S": "/r"}), front, pydyf.Dictionary({"S": "/D", "St": first})]
+    pdf.catalog["PageLabels"] = pydyf.Dictionary({"Nums": pydyf.Array(styles)})
+
+
+@functools.cache
+def _styles(sheets: Sheets) -> tuple[list[Any], Any]:
+    """The style sheets and their fonts, read once per process: unpacking nine fonts takes a second."""
+    from weasyprint.text.fonts import FontConfiguration
+
+    plain_logging.getLogger("fontTools").setLevel(plain_logging.WARNING)
+    fonts = FontConfiguration()
+    css = load_weasyprint().CSS
+    return [css(string=sheet, base_url=path.as_uri(), font_config=fonts) for path, sheet in sheets], fonts
+
+
+def side_by_side(jobs: Iterable[Callable[[], None]]) -> None:
+    """Do each job in a process of its own, as many at once as there are cores; their warnings are the build's."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    tasks = ParallelTasks(cores) if parallel_available else SerialTasks()
+    for job in jobs:
+        tasks.add_task(_without_garbage_collection, job)
+    tasks.join()
+
+
+def _without_garbage_collection(job: Callable[[], None]) -> None:
+    """A third of the time goes into looking for cycles among millions of boxes that all stay alive to the end."""
+    gc.disable()
+    try:
+        job()
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def _problems_of(pdf: str) -> Iterator[None]:
+    """Make warnings of the build of what WeasyPrint cannot load or resolve, with the name of the PDF."""
+    handler = _Problems(pdf)
+    weasy_logger = plain_logging.getLogger("weasyprint")
+    weasy_logger.addHandler(handler)
+    propagated, weasy_logger.propagate = weasy_logger.propagate, False
+    try:
+        yield
+    finally:
+        weasy_logger.removeHandler(handler)
+        weasy_logger.propagate = propagated
+
+
+@contextmanager
+def _page_references_kept() -> Iterator[None]:
+    """pydyf lists the references of all pages anew for each box that is tagged, a sixth of the time of a book."""
+    pdf_class = importlib.import_module("pydyf").PDF
+    listed = pdf_class.page_references
+
+    @functools.lru_cache(maxsize=1)
+    def listed_once(pdf: Any, _length: int) -> Any:
+        return listed.fget(pdf)
+
+    pdf_class.page_references = property(lambda pdf: listed_once(pdf, len(pdf.pages["Kids"])))
+    try:
+        yield
+    finally:
+        pdf_class.page_references = listed
+
+
+class _Problems(plain_logging.Handler):
+    """Passes WeasyPrint's errors on; its warnings are about properties of style sheets that only browsers know."""
+
+    def __init__(self, pdf: str) -> None:
+        super().__init__(plain_logging.ERROR)
+        self.pdf = pdf
+
+    def emit(self, record: plain_logging.LogRecord) -> None:
+        logger.warning("%s: %s", self.pdf, record.getMessage())
