@@ -177,7 +177,7 @@ class Results:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect results where that is asked for; with xdist, in the process that hears of all tests."""
+    """Collect results where that is asked for; with xdist, in the process that collects the results of all tests."""
     config.addinivalue_line("markers", "timeout: known to pytest-timeout, which the recorder does not need")
     if os.environ.get("DDPLAB_CLAIMS_RESULTS") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Results(_folder(), config.rootpath))

@@ -313,7 +313,7 @@ def test_killed_in_between(tmp_path):
 
 @proves("ckpt-dcp-overwrite-mixes")
 def test_killed_over_the_old_one(tmp_path):
-    """Over the old directory: its ``.metadata`` still fits, and the load mixes two steps without a word."""
+    """Over the old directory: its ``.metadata`` still fits, and the load mixes two steps without a message."""
     launch(save, 2, tmp_path)
     postmortem(killed, 2, tmp_path, False, group_timeout_s=5)
     assert launch(load, 2, tmp_path) == [{"a": 2, "b": 1}] * 2

@@ -130,7 +130,7 @@ def one_rank_is_killed(folder):
 
 
 def one_rank_exits(folder):
-    """Rank 1 with code 75; once both ranks are there again, the agent is told to stop. What both said until each."""
+    """Rank 1 with code 75; once both ranks are there again, the agent is asked to stop. What both printed until each."""
     with loopback(1) as hosts:
         options = ["--nproc-per-node=2", "--max-restarts=1"]
         options += ["--shutdown-timeout=1"] * (torch.__version__ >= (2, 13))  # torchrun of 2.11 does not know it
@@ -235,7 +235,7 @@ def test_a_rank_that_has_saved_and_stopped_is_started_again(jobs):
 
 @proves("ckpt-shutdown-timeout-on-signal-only")
 def test_the_shutdown_timeout_counts_when_the_agent_stops_and_not_at_a_restart(jobs):
-    """Asked for 1 s; a rank that needs 2 s gets them when its peer ends, and not when the agent is told to stop."""
+    """Asked for 1 s; a rank that needs 2 s gets them when its peer ends, and not when the agent is asked to stop."""
     needs(torch="2.13")
     restarted, stopped = jobs["one_rank_exits"].result()
     assert "rank 0 of 2 life 0: left by itself" in restarted

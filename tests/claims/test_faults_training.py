@@ -106,7 +106,7 @@ def test_another_model_on_one_rank():
 
 @proves("fault-ready-twice")
 def test_a_checkpointed_layer_that_runs_twice():
-    """With and without a layer before it; what mends it and what does not."""
+    """With and without a layer before it; what fixes it and what does not."""
 
     class Tied(nn.Module):
         def __init__(self, layer_before):
@@ -170,36 +170,36 @@ def test_a_second_forward_changes_what_the_first_backward_reads():
         return flat_gradients(model)
 
     for ranks in (2, 3):
-        mends = (("after",), ("before", True), ("before", False, False))
-        alone, twice, right, wrong, *mended = side_by_side(
+        fixes = (("after",), ("before", True), ("before", False, False))
+        alone, twice, right, wrong, *fixed = side_by_side(
             partial(launch, worker, ranks, False, "none"),
             partial(launch, worker, ranks, False, "before"),
             partial(launch, worker, ranks, True, "none"),
             partial(launch, worker, ranks, True, "before"),
-            *(partial(launch, worker, ranks, True, *mend) for mend in mends),
+            *(partial(launch, worker, ranks, True, *fix) for fix in fixes),
         )
         assert all(map(torch.equal, alone, twice))
         torch.testing.assert_close(right[0], torch.stack(alone).mean(dim=0))
         assert gap(wrong) == 0
         assert gap([wrong[0], right[0]]) > 0.01
-        for gradients in mended:
+        for gradients in fixed:
             assert gap(gradients + right) == 0
 
 
 @proves("fault-static-graph-changes")
 def test_a_static_graph_that_changes():
-    """A head that drops out, or comes in, at the fourth step, on one rank or on all; and what mends it."""
+    """A head that drops out, or comes in, at the fourth step, on one rank or on all; and what fixes it."""
 
-    def worker(before, who, mend):
-        options = {"find_unused_parameters": True} if mend == "search" else {"static_graph": True}
+    def worker(before, who, fix):
+        options = {"find_unused_parameters": True} if fix == "search" else {"static_graph": True}
         torch.manual_seed(0)
         group, net, gradients = gloo(), TwoHeads().to(device()), []
         model = DDP(net, process_group=group, **options)
         for step in range(1, 7):
             changed = step >= 4 and dist.get_rank() in who
-            if mend == "new wrapper" and step == 4:
+            if fix == "new wrapper" and step == 4:
                 model = DDP(net, process_group=group, **options)
-            if mend == "factor":
+            if fix == "factor":
                 gradients.append(two_heads_step(model, True, float(before != changed)))
             else:
                 gradients.append(two_heads_step(model, before != changed))
@@ -209,10 +209,10 @@ def test_a_static_graph_that_changes():
     for before in (True, False):
         words = "then got unused in the second" if before else "then got used in the second"
         for who in ([1], [0, 1]):
-            mends = ["search", "factor"] + ["new wrapper"] * (len(who) == 2)
-            endings, *mended = side_by_side(
+            fixes = ["search", "factor"] + ["new wrapper"] * (len(who) == 2)
+            endings, *fixed = side_by_side(
                 partial(postmortem, worker, 2, before, who, ""),
-                *(partial(launch, worker, 2, before, who, mend, quiet=True) for mend in mends),
+                *(partial(launch, worker, 2, before, who, fix, quiet=True) for fix in fixes),
             )
             for e in endings:
                 if e.rank in who:
@@ -223,7 +223,7 @@ def test_a_static_graph_that_changes():
                     assert lost_peer(e)
                     fourth = in_backward
                 assert e.printed.split() == done + fourth
-            for results in mended:
+            for results in fixed:
                 assert all(gap(gradients) == 0 for gradients in zip(*results, strict=True))
 
 

@@ -19,7 +19,7 @@ from tools import missing
 LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
 SHORT_S, LONG_S = 3, 600  # a time-out that is to come, and one that is not: it is longer than the limit
 
-# Ranks meet. When they are told to go on, one of each machine all-reduces once with the other, then all without end.
+# Ranks meet. When they get the signal to go on, one of each machine all-reduces once with the other, then all without end.
 TRAINING = f"""
 import datetime, os, sys, time, torch, torch.distributed as dist
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -150,7 +150,7 @@ def test_when_a_cable_is_out_ranks_wait_for_the_timeout(jobs):
 
 @proves("setup-killed-worker-seen-by-peer")
 def test_a_killed_rank_is_noticed_long_before_the_timeout(all_jobs):
-    """The group of all has a timeout of ten minutes, and we wait for less; others hear of the closed connections."""
+    """The group of all has a timeout of ten minutes, and we wait for less; others see the closed connections."""
     all_jobs.go.touch()
     all_jobs.hosts[1].kill(all_jobs.good[1].wait_for("rank 3 is there", LIMIT_S).split()[-1])
     said = ended(all_jobs.good)

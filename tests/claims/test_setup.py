@@ -42,7 +42,7 @@ def said(agent):
 
 
 def told(agent):
-    """The variables that each rank of variables.py was told, in rank order."""
+    """The variables that each rank of variables.py got, in rank order."""
     lines = said(agent).replace("}{", "}\n{").splitlines()
     return sorted((json.loads(line) for line in lines if line.startswith("{")), key=lambda v: int(v["RANK"]))
 
@@ -59,7 +59,7 @@ def sum_over_ranks():
 
 @proves("setup-torchrun-variables")
 def test_torchrun_sets_the_variables_of_its_ranks():
-    """Two ranks of one node: numbers from 0, sizes 2, the same meeting point; `python` alone is told nothing."""
+    """Two ranks of one node: numbers from 0, sizes 2, the same meeting point; `python` alone gets nothing."""
     ranks = told(torchrun("variables.py", "--standalone", "--nproc-per-node=2"))
     assert [v["RANK"] for v in ranks] == [v["LOCAL_RANK"] for v in ranks] == ["0", "1"]
     for name, text in [("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("GROUP_RANK", "0")]:

@@ -13,6 +13,31 @@ LABS = sorted(ROOT.glob("gallery/*/plot_*.py"))
 HYPE = re.compile(r"\b(simply|powerful|seamless(ly)?|magic(al)?|trivial(ly)?|obviously|effortless(ly)?)\b", re.I)
 # A measured time or rate in prose must come from the run: {measured}`lab-id.name`.
 MEASURED = re.compile(r"\b(takes?|took|measured|runs? in)\b[^.`$]{0,30}\b\d+(\.\d+)?\s?(ms|µs|seconds|s)\b")
+# English that makes a native reader stop, and what to write instead. Ids that readers know, such as mend-nan, stay.
+ODD = {
+    r"(?<![\w-])mend(s|ed|ing)?(?![\w-])": "fix",
+    r"\b(ranks?|replicas|scalers?|scales|weights|runs|they) part(s|ed)?\b(?! of)": "diverge",
+    r"\bwithout a word\b": "without a message",
+    r"\bhears? (of|nothing)\b": "gets, sees",
+    r"\bsaid nothing\b": "printed nothing",
+    r"\b(is|are|was|were|be) told\b": "gets, receives, is asked",
+    r"\bis no (Python|rename|accident|signature|member|number|surprise|excuse)\b": "is not a …",
+    r"\b(suffices|hence|thus|whilst|shall|thereby)\b": "is enough, so, must",
+    r"\b(a repair that is none|a ready order that may change|bytes cost nothing that shows)\b": "say it plainly",
+}
+ODD_ENGLISH = re.compile("|".join(ODD), re.I)
+CODE = sorted(
+    path
+    for pattern in (
+        "gallery/**/*.py",
+        "gallery/**/*.toml",
+        "handbook/_ext/**/*.py",
+        "handbook/_static/*.js",
+        "tests/**/*.py",
+    )
+    for path in ROOT.glob(pattern)
+    if "editions" not in path.parts and path != Path(__file__)
+)
 
 
 def prose(path: Path) -> list[tuple[int, str]]:
@@ -27,6 +52,16 @@ def prose(path: Path) -> list[tuple[int, str]]:
         elif fence is None and (path.suffix == ".md" or line.startswith(("# ", '"""'))):
             lines.append((number, re.sub(r"`[^`]*`", "``", line)))
     return lines
+
+
+def test_plain_english():
+    found = []
+    for path in [*PAGES, *LABS]:
+        found += [(path, n, m[0]) for n, line in prose(path) for m in ODD_ENGLISH.finditer(line)]
+    for path in CODE:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found += [(path, n, m[0]) for n, line in enumerate(lines, 1) for m in ODD_ENGLISH.finditer(line)]
+    assert not found, "\n".join(f"{path.relative_to(ROOT)}:{n}: {word!r}" for path, n, word in found)
 
 
 @pytest.mark.parametrize("path", [*PAGES, *LABS], ids=lambda path: path.name)
