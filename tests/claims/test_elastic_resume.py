@@ -130,7 +130,7 @@ def one_rank_is_killed(folder):
 
 
 def one_rank_exits(folder):
-    """Rank 1 with code 75; once both ranks are there again, the agent is asked to stop. What both printed until each."""
+    """Rank 1 with code 75; once both ranks are back, the agent is asked to stop. What both printed until each."""
     with loopback(1) as hosts:
         options = ["--nproc-per-node=2", "--max-restarts=1"]
         options += ["--shutdown-timeout=1"] * (torch.__version__ >= (2, 13))  # torchrun of 2.11 does not know it

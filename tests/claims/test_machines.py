@@ -19,7 +19,7 @@ from tools import missing
 LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
 SHORT_S, LONG_S = 3, 600  # a time-out that is to come, and one that is not: it is longer than the limit
 
-# Ranks meet. When they get the signal to go on, one of each machine all-reduces once with the other, then all without end.
+# Ranks meet. At the signal to go on, one of each machine all-reduces once with the other, then all without end.
 TRAINING = f"""
 import datetime, os, sys, time, torch, torch.distributed as dist
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
