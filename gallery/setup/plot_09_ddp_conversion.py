@@ -177,6 +177,6 @@ assert wrong == list(EDITS)[:4]
 #
 # Further reading
 # ---------------
-# * :doc:`/museum`: what each of these mistakes looks like from within a training.
+# * :ref:`museum`: what each of these mistakes looks like from within a training.
 # * `Distributed Data Parallel, design note <https://docs.pytorch.org/docs/stable/notes/ddp.html>`__.
 # * In the source: ``torch/nn/parallel/distributed.py``, ``DistributedDataParallel.__init__``; ``torch/utils/data/distributed.py``.

@@ -167,7 +167,7 @@ def read_cards(folder: Path) -> dict[str, Card]:
         CardError: a card is wrong, or its id is taken.
     """
     cards: dict[str, Card] = {}
-    for path in sorted(folder.glob("*.md")):
+    for path in sorted(folder.rglob("*.md")):
         for card in _cards_of(path, path.stat().st_mtime_ns):
             if card.id in cards:
                 first = cards[card.id]

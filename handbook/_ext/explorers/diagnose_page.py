@@ -59,7 +59,7 @@ def with_other_entries(app: Sphinx, env: BuildEnvironment, *_: Any) -> list[str]
 def visit(self: HTML5Translator, node: nodes.Element) -> None:
     """The element in a browser, a plain block elsewhere."""
     if folds(self.builder):
-        errors = self.builder.get_relative_uri(self.builder.current_docname, "errors")
+        errors = self.builder.get_relative_uri(self.builder.current_docname, "repair/errors")
         self.body.append(f'<ddp-diagnose errors="{errors}">\n')
         self.body.append(f'<script type="application/json">{node["data"]}</script>\n<div class="diagnose-instead">\n')
         self.context.append("</div>\n</ddp-diagnose>\n")
