@@ -32,9 +32,11 @@ extensions = [
     "_ext.embed.when",
     "_ext.embed.lanes",
     "_ext.forms.accessible",
+    "_ext.forms.redirects",
     "_ext.forms.lean_code",
     "_ext.embed.figures",
     "_ext.embed.measured",
+    "_ext.embed.reading_time",
     "_ext.cards.claims",
     "_ext.cards.cards",
     "_ext.forms.flashcards",
@@ -58,6 +60,7 @@ myst_enable_extensions = [
     "tasklist",
 ]
 myst_heading_anchors = 3
+reading_time_documents = r"(understand|run|fast|keep)/(?!practice).*|repair/(broken|tools|fault-lab)"
 bibtex_bibfiles = ["handbook/references.bib"]
 bibtex_default_style = "unsrt"
 numfig = True
