@@ -33,6 +33,7 @@ extensions = [
     "_ext.embed.lanes",
     "_ext.forms.accessible",
     "_ext.forms.redirects",
+    "_ext.forms.search_sections",
     "_ext.forms.lean_code",
     "_ext.embed.figures",
     "_ext.embed.measured",

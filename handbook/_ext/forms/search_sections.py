@@ -1,0 +1,138 @@
+"""Search by section: every section of the book with its words, for the search box in the browser (``search.js``).
+
+The words are collected while a document is read, so that a build that changes one page reads one page. They are
+written as a script, since a page that was opened from a file may load scripts and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+from ..problems import Stop
+
+TEXT_LENGTH = 1500  # characters of a section that are searched; what a section is about stands at its start
+FILE = "search-sections.js"
+_SKIPPED = (nodes.section, nodes.title, nodes.math, nodes.math_block, nodes.raw, nodes.comment, nodes.system_message)
+
+
+def kind_of(docname: str, ids: list[str]) -> str:
+    """What a section is to a reader who searches: ``chapter``, ``error``, ``practice``, ``lab`` or ``reference``."""
+    if any(name.endswith("-quiz") for name in ids):
+        return "practice"
+    folder, _, page = docname.rpartition("/")
+    if docname == "repair/errors" or folder == "repair/errors":
+        return "error"
+    if docname.startswith("labs/"):
+        return "lab"
+    return {"reference": "reference"}.get(folder, "practice" if page == "practice" else "chapter")
+
+
+def collect(app: Sphinx, document: nodes.document) -> None:
+    """Keep the sections of the document that was just read."""
+    docname = app.env.docname
+    titles = [title.astext() for title in document.findall(nodes.title)]
+    page = titles[0] if titles else docname
+    _kept(app.env)[docname] = [
+        {
+            "ids": [*ids],
+            "title": title,
+            "page": page,
+            "depth": _depth(section),
+            "kind": kind_of(docname, ids),
+            **_words(section),
+        }
+        for section in document.findall(nodes.section)
+        if (ids := _ids(section)) and (title := section.next_node(nodes.title).astext())  # type: ignore[union-attr]
+    ]
+
+
+def _ids(section: nodes.Node | None) -> list[str]:
+    """The ids of a section and, behind them, those of the sections around it."""
+    ids: list[str] = []
+    while section is not None:
+        if isinstance(section, nodes.section):
+            ids += section["ids"]
+        section = section.parent
+    return ids
+
+
+def _words(section: nodes.section) -> dict[str, str]:
+    text: list[str] = []
+    code: list[str] = []
+    for node in _own(section):
+        (text if isinstance(node, nodes.Text) else code).append(node.astext())
+    return {"text": _short(text), "code": _short(code)}
+
+
+def _short(pieces: list[str]) -> str:
+    return " ".join(" ".join(dict.fromkeys(pieces)).split())[:TEXT_LENGTH]
+
+
+def _own(node: nodes.Element) -> Iterator[nodes.Node]:
+    """Text and code of a section without those below it."""
+    for child in node.children:
+        if isinstance(child, _SKIPPED):
+            continue
+        if isinstance(child, nodes.Text | nodes.literal | nodes.literal_block):
+            yield child
+        elif isinstance(child, nodes.Element):
+            yield from _own(child)
+
+
+def write_file(app: Sphinx, exception: Exception | None) -> None:
+    """Write the sections of all documents, if the book was built for the web and they have changed."""
+    if exception or app.builder.name != "html":
+        return
+    words = Path(app.srcdir, "search.toml")
+    known = tomllib.loads(words.read_text(encoding="utf-8")) if words.is_file() else {"words": {}, "sections": {}}
+    sections = [
+        {**section, "at": app.builder.get_target_uri(docname), "asked": _asked(section["ids"], known["sections"])}
+        for docname, found in sorted(_kept(app.env).items())
+        for section in found
+    ]
+    if unknown := known["sections"].keys() - {name for section in sections for name in section["ids"]}:
+        raise Stop(f"{words.name}: the book has no section {', '.join(sorted(unknown))}")
+    data = json.dumps({"words": known["words"], "sections": sections}, ensure_ascii=False)
+    script = f"window.ddpSearchData = {data};\n"
+    file = Path(app.outdir, "_static", FILE)
+    if not file.is_file() or file.read_text(encoding="utf-8") != script:
+        file.write_text(script, encoding="utf-8")
+
+
+def _asked(ids: list[str], words: dict[str, str]) -> str:
+    """What readers call a section, from ``search.toml``; a section inside of it is not called so."""
+    return next((words[name] for name in ids[:2] if name in words), "")
+
+
+def _kept(env: BuildEnvironment) -> dict[str, list[dict[str, Any]]]:
+    if not hasattr(env, "ddp_search_sections"):
+        env.ddp_search_sections = {}  # type: ignore[attr-defined]
+    sections: dict[str, list[dict[str, Any]]] = env.ddp_search_sections  # type: ignore[attr-defined]
+    return sections
+
+
+def _purge(app: Sphinx, env: BuildEnvironment, docname: str) -> None:
+    _kept(env).pop(docname, None)
+
+
+def _merge(app: Sphinx, env: BuildEnvironment, docnames: Set[str], other: BuildEnvironment) -> None:
+    _kept(env).update({name: found for name, found in _kept(other).items() if name in docnames})
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Called by Sphinx."""
+    app.connect("doctree-read", collect)
+    app.connect("env-purge-doc", _purge)
+    app.connect("env-merge-info", _merge)
+    app.connect("build-finished", write_file)
+    app.add_js_file("search.js", loading_method="defer")
+    app.add_css_file("search.css")
+    return {"env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,47 @@
+"""Search in a real browser: for each query that users type, the section that must be among the first three hits."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+QUERIES = tomllib.loads((Path(__file__).parent / "search.toml").read_text())["queries"]
+
+
+@pytest.fixture(scope="module")
+def front(browser, html):
+    page = browser.new_page()
+    page.goto((html / "index.html").as_uri())
+    yield page
+    page.close()
+
+
+def test_the_section_that_answers_is_among_the_first_three(front):
+    found = front.evaluate(
+        "async (queries) => Promise.all(queries.map(async (query) => (await ddpSearch(query, 3))))", list(QUERIES)
+    )
+    missed = {
+        query: [hit["address"] for hit in hits]
+        for (query, wanted), hits in zip(QUERIES.items(), found, strict=True)
+        if not any(name in hit["ids"] or hit["at"] == f"{name}.html" for hit in hits for name in wanted)
+    }
+    assert not missed
+
+
+def test_the_overlay_opens_at_a_key_and_leads_to_the_section(front):
+    front.keyboard.press("/")
+    front.keyboard.type("flight recorder")
+    first = front.locator(".search-overlay li").first
+    first.wait_for()
+    assert "light recorder" in first.inner_text()
+    front.keyboard.press("Enter")
+    front.wait_for_url("**#*flight*")
+    assert not front.locator(".search-overlay").is_visible()
+
+
+def test_nonsense_finds_nothing_and_says_where_to_go(front):
+    front.keyboard.press("/")
+    front.keyboard.type("qwxzzkj")
+    front.get_by_text("Nothing found").wait_for()
+    front.keyboard.press("Escape")
+    assert not front.locator(".search-overlay").is_visible()
