@@ -41,27 +41,22 @@ def collect(app: Sphinx, document: nodes.document) -> None:
     titles = [title.astext() for title in document.findall(nodes.title)]
     page = titles[0] if titles else docname
     _kept(app.env)[docname] = [
-        {
-            "ids": [*ids],
-            "title": title,
-            "page": page,
-            "depth": _depth(section),
-            "kind": kind_of(docname, ids),
-            **_words(section),
-        }
+        {"ids": ids, "title": title, "page": page, "depth": depth, "kind": kind_of(docname, ids), **_words(section)}
         for section in document.findall(nodes.section)
-        if (ids := _ids(section)) and (title := section.next_node(nodes.title).astext())  # type: ignore[union-attr]
+        for ids, depth in [_place(section)]
+        if ids and (title := section.next_node(nodes.title).astext())  # type: ignore[union-attr]
     ]
 
 
-def _ids(section: nodes.Node | None) -> list[str]:
-    """The ids of a section and, behind them, those of the sections around it."""
+def _place(section: nodes.Node | None) -> tuple[list[str], int]:
+    """The ids of a section and, behind them, those of the sections around it; and how deep it stands, 1 for a page."""
     ids: list[str] = []
+    depth = 0
     while section is not None:
         if isinstance(section, nodes.section):
-            ids += section["ids"]
+            ids, depth = ids + section["ids"], depth + 1
         section = section.parent
-    return ids
+    return ids, depth
 
 
 def _words(section: nodes.section) -> dict[str, str]:
