@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
@@ -15,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..diagnose import Diagnosis, Engine, EntryError, Evidence, entries
-from ..diagnose.ranking import ranks_text, shortened
+from ..diagnose.answers import ranks_text, shortened
 from ..diagnose.reading import log_files, ranks_of, read_text
-from ..diagnose.words import NOTHING_KNOWN
+from ..diagnose.tables import nothing_known
 from ..errors import BadInput
-from .grade import Paper
 
 _SUMMARY = "find what failed first in the logs of a job, and what to do"
 _EXAMPLE = """\
@@ -86,13 +86,13 @@ def _run(arguments: argparse.Namespace) -> int:
         characters = sum(one["characters"] for one in read)
         print(f"Nothing in the log is known to the handbook ({characters:,} characters read).")
         print("What to collect next:")
-        for line in NOTHING_KNOWN:
+        for line in nothing_known:
             print(_wrapped(line, "  - ", "    "))
     return 0 if found else 1
 
 
 def _collect(found: list[Diagnosis]) -> list[str]:
-    return [] if found else list(NOTHING_KNOWN)
+    return [] if found else list(nothing_known)
 
 
 def _read(given: list[str], engine: Engine) -> list[dict[str, Any]]:
@@ -179,11 +179,10 @@ def plain(markdown: str) -> str:
 
 
 def _text(shown: list[Diagnosis], more: int) -> str:
-    paper = Paper()
     blocks = []
     for place, one in enumerate(shown, start=1):
         title = inert(plain(one.title))
-        lines = [paper.strong(f"{place}. {title}"), f"   {one.id}" + _which(one)]
+        lines = [_bold(f"{place}. {title}"), f"   {one.id}" + _which(one)]
         lines += [_evidence(evidence) for evidence in one.evidence]
         if place == 1:
             lines += ["", _wrapped(inert(plain(one.why)))]
@@ -203,6 +202,11 @@ def _text(shown: list[Diagnosis], more: int) -> str:
     if more:
         blocks.append(f"{more} more: ddplab diagnose --top {len(shown) + more}")
     return "\n\n".join(blocks)
+
+
+def _bold(text: str) -> str:
+    plain_terminal = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain_terminal or not sys.stdout.isatty() else f"\033[1m{text}\033[0m"
 
 
 def _which(one: Diagnosis) -> str:
