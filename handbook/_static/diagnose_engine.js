@@ -633,8 +633,8 @@ window.makeDiagnoseEngine = function makeEngine(data) {
       const last = runs[runs.length - 1];
       if (last && rank === last[1] + 1) last[1] = rank; else runs.push([rank, rank]);
     }
-    const parts = runs.slice(0, 6).map(([a, b]) => (a === b ? `${a}` : b > a + 1 ? `${a}–${b}` : `${a}, ${b}`));
-    return `rank${ranks.length > 1 ? "s" : ""} ${parts.join(", ")}${runs.length > 6 ? ", …" : ""}`;
+    const parts = runs.slice(0, limits.runs_shown).map(([a, b]) => (a === b ? `${a}` : b > a + 1 ? `${a}–${b}` : `${a}, ${b}`));
+    return `rank${ranks.length > 1 ? "s" : ""} ${parts.join(", ")}${runs.length > limits.runs_shown ? ", …" : ""}`;
   }
 
   function fill(template, values) {

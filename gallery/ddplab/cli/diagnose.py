@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ..diagnose import Diagnosis, Engine, EntryError, Evidence, entries
-from ..diagnose.answers import ranks_text, shortened
+from ..diagnose.answers import shortened
 from ..diagnose.reading import log_files, ranks_of, read_text
-from ..diagnose.tables import nothing_known
+from ..diagnose.tables import limits, nothing_known
 from ..errors import BadInput
+from ..ranks import ranks_text
 
 _SUMMARY = "find what failed first in the logs of a job, and what to do"
 _EXAMPLE = """\
@@ -211,7 +212,7 @@ def _bold(text: str) -> str:
 
 def _which(one: Diagnosis) -> str:
     if len(one.ranks) > 1:
-        return f", {ranks_text(one.ranks)}, first rank {one.rank}"
+        return f", {ranks_text(one.ranks, limits.runs_shown)}, first rank {one.rank}"
     return "" if one.rank is None else f", rank {one.rank}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..ranks import ranks_text
 from .candidates import Candidate, Kind
 from .entry import Entry
 from .findings import Exit, Group, Hit
@@ -89,19 +90,6 @@ def page_of(entry_id: str) -> str:
     return f"errors.html#error-{entry_id}"
 
 
-def ranks_text(ranks: list[int]) -> str:
-    """Such as ``rank 3`` or ``ranks 0–3, 7``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    parts = [f"{a}" if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs[:6]]
-    more = ", …" if len(runs) > 6 else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(parts)}{more}"
-
-
 def shortened(text: str, most: int) -> str:
     """At most so many characters, an ellipsis included."""
     return text if len(text) <= most else text[: most - 1] + "…"
@@ -128,9 +116,8 @@ def _why(one: Candidate, rank: int | None, ranks: list[int], root: Exit | None) 
                 text += why.root
             elif one.kind <= Kind.GENERIC:
                 text += why.other_root
-    return str(text).format(
-        count=one.count, ranks=ranks_text(ranks), rank=rank, line=one.hits[0].number, root=root and root.rank
-    )
+    by, line = ranks_text(ranks, limits.runs_shown), one.hits[0].number
+    return str(text).format(count=one.count, ranks=by, rank=rank, line=line, root=root and root.rank)
 
 
 def _of_exception(name: str, group: Group) -> dict[str, str]:
