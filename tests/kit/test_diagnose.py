@@ -370,6 +370,18 @@ def test_bad_input_is_one_clear_line(capsys, tmp_path, arguments, reason):
     assert error.count("\n") == 1
 
 
+def test_it_imports_neither_torch_nor_what_starts_ranks():
+    program = f"""
+        import sys
+        from ddplab import cli
+        assert cli.main(["diagnose", {str(OWN / "logs" / "user.log")!r}]) == 0
+        print(*sys.modules, file=sys.stderr)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    assert "ddplab.diagnose.engine" in ran.stderr.split()
+    assert not {"torch", "numpy", "cloudpickle", "multiprocessing", "jsonschema"} & set(ran.stderr.split())
+
+
 @pytest.mark.full
 def test_memory_does_not_grow_with_the_log():
     program = """

@@ -1,4 +1,4 @@
-"""What is said about a candidate: evidence, why it was chosen, cause, fix."""
+"""A candidate as an answer: evidence, why it was chosen, cause, fix."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def written(one: Candidate, several: bool, root: Exit | None, known: Mapping[str
 
 
 def page_of(entry_id: str) -> str:
-    """Where the book tells about an entry."""
+    """Where an entry is in the book."""
     return f"errors.html#error-{entry_id}"
 
 

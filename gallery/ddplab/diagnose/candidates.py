@@ -85,7 +85,7 @@ def _entries_found(findings: Findings, known: Mapping[str, Entry]) -> list[Candi
 
 
 def _exceptions(findings: Findings, known: Mapping[str, Entry]) -> list[Candidate]:
-    """Exceptions that no entry explains; of a chain the last, unless an entry tells the cause of one of it."""
+    """Exceptions that no entry explains; of a chain the last one, unless an entry gives the cause of one of them."""
     made = []
     for group in findings.groups.values():
         if group.explained:
@@ -110,7 +110,7 @@ def _exceptions(findings: Findings, known: Mapping[str, Entry]) -> list[Candidat
 
 
 def _first_exit(findings: Findings, root: Exit | None, found: list[Candidate]) -> Candidate | None:
-    """How the first failing process exited, if nothing in the log tells why."""
+    """How the first failing process exited, if nothing in the log gives the reason."""
     one = root or next((e for e in findings.agent_exits if e.code not in _TERMINATED), None)
     if one is None or one.code is None or one.code == 0 or one.hit is None:
         return None
@@ -126,5 +126,5 @@ def _first_exit(findings: Findings, root: Exit | None, found: list[Candidate]) -
             return None
     name = signal.id if signal else f"exit-signal-{number}" if 0 < number <= _SIGNALS else "exit-code"
     if any(other.id == name for other in found):
-        return None  # an entry tells it from another line
+        return None  # an entry has found it in another line
     return Candidate(name, "generic", Kind.KILLED if sudden else Kind.EXIT, [one.code_hit or one.hit], 1, exit=one)

@@ -130,7 +130,7 @@ class Engine:
         self._busy += lane.busy - busy
 
     def _rank(self, line: Line) -> int | None:
-        """The line's rank: what torch says, else what the file's name says, else what the launcher says."""
+        """The line's rank: by torch's prefix, else by the file's name, else by the launcher's prefix."""
         return line.rank if line.strong or self._source.rank is None else self._source.rank
 
     def _hit(self, line: Line, begin: int, rank: int | None) -> Hit:
@@ -145,7 +145,7 @@ class Engine:
             self._busy += lane.busy - busy
         self._tidy_at = self._window.number + limits.traceback_span // 4
 
-    # -- what a line tells ----------------------------------------------------------------------------
+    # -- what a line means ----------------------------------------------------------------------------
 
     def _message(
         self, lane: Lane, line: Line, closed: Traceback | None, hit: Hit, stop: int, needles: list[int]
@@ -161,7 +161,7 @@ class Engine:
                 self._explain(lane, entry, line, closed)
 
     def _launcher(self, lane: Lane, line: Line, found: set[str], hit: Hit) -> None:
-        """Note what the launcher says: of chained exceptions, of processes that ended."""
+        """Note what the launcher prints about processes that ended, and that exceptions are chained."""
         if marks.chain in found or marks.caused in found:
             lane.chained = lane.closed.group if lane.closed else None
         if marks.process in found and (spawned := patterns.spawned.search(line.body)):
@@ -235,7 +235,7 @@ class Engine:
             group.where_hit = group.where_hit or traceback.where_hit
 
     def _explain(self, lane: Lane, entry: Entry, line: Line, closed: Traceback | None) -> None:
-        """An entry fits this line: does it tell what the exception is that ends here, or ended just above?"""
+        """An entry fits this line: does it describe the exception that ends here, or ended just above?"""
         traceback = closed
         apart = entry.role == "consequence" or line.text.startswith(tuple(words.scheduler))
         if traceback is None and lane.closed and line.logged <= lane.closed.logged and not apart:

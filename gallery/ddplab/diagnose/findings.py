@@ -11,7 +11,7 @@ from .tables import limits
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A log file, and the rank that its name tells."""
+    """A log file, and the rank in its name."""
 
     name: str
     rank: int | None
@@ -19,7 +19,7 @@ class Source:
 
 @dataclass(slots=True)
 class Hit:
-    """A line that says something."""
+    """A line of interest."""
 
     source: Source
     number: int
@@ -71,7 +71,7 @@ class Group:
 
 @dataclass(slots=True)
 class Exit:
-    """How torchrun says that a process ended."""
+    """How a process ended, by torchrun's account."""
 
     rank: int | None
     code: int | None

@@ -43,7 +43,7 @@ class Lane:
     open: list[Traceback] = field(default_factory=list)
     closed: Traceback | None = None
     chained: Group | None = None  # the next traceback continues from this exception
-    spawned: int | None = None  # mp.spawn said which process the next traceback is of
+    spawned: int | None = None  # mp.spawn named the process that the next traceback is of
     summary: Exit | None = None  # torchrun's block is open
     summary_left: int = 0
     root: bool = False  # the block is its root cause

@@ -1,4 +1,4 @@
-"""What a line of a log says about itself before its message: which rank, when, how severe.
+"""What stands in a line of a log before its message: which rank, when, how severe.
 
 `handbook/_static/diagnose_engine.js` does the same; a test compares the two.
 """

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-if sys.version_info >= (3, 11):  # noqa: UP036  (the kit is to run on 3.10, too)
-    import tomllib
-else:
-    import tomli as tomllib
+_toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -23,7 +21,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is not TOML, or not utf-8.
     """
-    return tomllib.loads(path.read_text("utf-8"))
+    content: dict[str, Any] = _toml.loads(path.read_text("utf-8"))
+    return content
 
 
 TABLES = Path(__file__).with_name("tables.toml")

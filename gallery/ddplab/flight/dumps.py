@@ -63,7 +63,7 @@ class Dump:
     rank: int
     path: Path
     version: str
-    members: dict[str, tuple[int, ...]]  # ranks of each group, as far as the dump tells
+    members: dict[str, tuple[int, ...]]  # ranks of each group, as far as the dump names them
     names: dict[str, str]  # what each group is called: "default_pg", …; "undefined" where nobody gave it a name
     calls: tuple[Call, ...]  # oldest first; messages (send, recv) are left out
     overwritten: int  # entries that the ring buffer no longer has
