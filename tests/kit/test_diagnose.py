@@ -31,7 +31,7 @@ def answers_to(log: str) -> list[Diagnosis]:
         ("user", "python-exception", 2, 7, ["gloo-closed", "torchrun-child-failed"]),
         ("userrec", "python-exception", 2, 10, ["gloo-closed", "torchrun-child-failed"]),
         ("tee", "python-exception", 2, 7, ["gloo-closed", "torchrun-child-failed"]),
-        # a rank dies without a word
+        # a rank dies without a message
         ("kill", "exit-killed", 2, 77, ["gloo-closed", "torchrun-child-failed"]),
         ("segv", "exit-segfault", 2, 77, ["gloo-closed", "torchrun-child-failed"]),
         ("exit", "exit-abort", 2, 78, ["gloo-closed", "torchrun-child-failed"]),
