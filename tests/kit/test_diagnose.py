@@ -380,7 +380,7 @@ def test_it_imports_neither_torch_nor_what_starts_ranks():
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     imported = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-    assert "ddplab.flight.compare" in imported
+    assert "ddplab.flight.comparison" in imported
     assert not {"torch", "numpy", "cloudpickle", "multiprocessing", "jsonschema"} & set(imported)
 
 

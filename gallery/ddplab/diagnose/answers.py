@@ -34,12 +34,28 @@ class Followed:
 
 @dataclass(slots=True)
 class Diagnosis:
-    """One answer. Texts are Markdown; ``page`` is relative to the book."""
+    """One answer. Texts are Markdown.
+
+    Attributes:
+        id: of the entry of the error index, such as ``"gloo-timeout"``.
+        title: the entry's title.
+        role: ``"cause"``, ``"consequence"`` or ``"generic"``.
+        rank: the rank that failed first with it; None if the log does not name one.
+        evidence: the lines that it was found in.
+        why: why it was found, and on which ranks.
+        cause: what led to it.
+        fix: what to do.
+        page: where it is explained, relative to the book.
+        collect: what would make sure of it; may be empty.
+        count: how often it was seen.
+        ranks: all ranks that it was seen on.
+        followed: what else was found, and follows from it.
+    """
 
     id: str
     title: str
     role: str
-    rank: int | None  # that failed first with it
+    rank: int | None
     evidence: list[Evidence]
     why: str
     cause: str

@@ -247,9 +247,14 @@ class Engine:
 
 
 def diagnose(lines: Iterable[str], known: Mapping[str, Entry] | None = None) -> list[Diagnosis]:
-    """The diagnoses of one log, best first; an empty list if nothing known is in it.
+    """Return the diagnoses of one log, best first; an empty list if nothing known is in it.
 
-    ``lines`` may end in newlines or not.
+    Args:
+        lines: the lines of the log, with or without their newlines.
+        known: the entries to look for, by id; by default all of the error index.
+
+    Raises:
+        EntryError: an entry of the error index cannot be used; the message names its file.
     """
     engine = Engine(entries() if known is None else known)
     engine.start("")

@@ -7,7 +7,8 @@ name the cause: the first collective that is not the same on all of them, or tha
 library only, so that dumps can be read where no torch is installed.
 """
 
-from .compare import Divergence, Side, compare, compare_lines, without_dump
+from .comparison import compare, compare_lines, without_dump
+from .divergence import Divergence, Side
 from .dumps import Call, Dump, DumpError, read_dumps
 from .write import dump_when_stuck, write_dump
 
