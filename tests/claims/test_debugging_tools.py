@@ -93,12 +93,12 @@ def test_the_comparator_names_rank_collective_and_line_of_a_real_hang(tmp_path):
 
     endings = postmortem(worker, 3, str(tmp_path))
     assert [e.how for e in endings] == ["raised"] * 3, report(endings)
-    parting = compare(read_dumps(tmp_path))
-    assert (parting.kind, parting.ranks, parting.differs) == ("mismatch", (1,), ("operation",))
-    others, one = parting.camps
+    divergence = compare(read_dumps(tmp_path))
+    assert (divergence.kind, divergence.ranks, divergence.differs) == ("mismatch", (1,), ("operation",))
+    others, one = divergence.sides
     assert (others.ranks, others.call.operation, others.call.inputs) == ((0, 2), "all_reduce", ((5,),))
     assert (one.call.operation, one.call.inputs) == ("broadcast", ((1,),))
-    lines = [int(re.search(r"test_debugging_tools\.py:(\d+)", camp.call.place)[1]) for camp in parting.camps]
+    lines = [int(re.search(r"test_debugging_tools\.py:(\d+)", side.call.place)[1]) for side in divergence.sides]
     assert lines[0] - lines[1] == 3  # from the broadcast to the backward
 
 
@@ -121,8 +121,8 @@ def test_the_comparator_shows_a_swap_that_nothing_else_shows(tmp_path):
     assert [e.how for e in endings] == ["returned"] * 3, report(endings)
     dumps = read_dumps(tmp_path)
     assert compare(dumps) is None
-    parting = compare_lines(dumps)
-    assert (parting.number, parting.ranks) == (1, (0,))
+    divergence = compare_lines(dumps)
+    assert (divergence.number, divergence.ranks) == (1, (0,))
 
 
 @proves("tool-analyser-needs-members")

@@ -1,4 +1,4 @@
-"""Flight-recorder dumps: written by real ranks, read without trust, compared to the place where the ranks part."""
+"""Flight-recorder dumps: written by real ranks, read without trust, compared to the place where the ranks diverge."""
 
 import json
 import os
@@ -39,17 +39,17 @@ def test_names_the_ranks_that_issued_something_else(tmp_path):
                 dist.all_reduce(torch.ones(3))
 
     dumps, _ = hang(tmp_path, worker)
-    parting = compare(dumps)
-    assert (parting.kind, parting.group, parting.number) == ("mismatch", "0", 2)
-    assert parting.ranks == (2,)
-    assert parting.differs == ("operation",)
-    assert [camp.ranks for camp in parting.camps] == [(0, 1), (2,)]
-    here, there = (camp.call for camp in parting.camps)
+    divergence = compare(dumps)
+    assert (divergence.kind, divergence.group, divergence.number) == ("mismatch", "0", 2)
+    assert divergence.ranks == (2,)
+    assert divergence.differs == ("operation",)
+    assert [side.ranks for side in divergence.sides] == [(0, 1), (2,)]
+    here, there = (side.call for side in divergence.sides)
     assert (here.operation, here.inputs, here.input_dtypes) == ("all_reduce", ((3,),), ("Float",))
     assert there.operation == "broadcast"
     assert here.place.startswith("test_flight.py:")
     assert here.place.endswith("in worker")
-    assert "they differ in operation" in str(parting)
+    assert "they differ in operation" in str(divergence)
 
 
 def test_names_the_rank_that_left_a_collective_out_and_what_it_did_last(tmp_path):
@@ -62,9 +62,9 @@ def test_names_the_rank_that_left_a_collective_out_and_what_it_did_last(tmp_path
 
     dumps, how = hang(tmp_path, worker)
     assert how == ["raised", "returned", "raised"]
-    parting = compare(dumps)
-    assert (parting.kind, parting.number, parting.ranks) == ("missing", 4, (1,))
-    gone = parting.camps[1]
+    divergence = compare(dumps)
+    assert (divergence.kind, divergence.number, divergence.ranks) == ("missing", 4, (1,))
+    gone = divergence.sides[1]
     assert not gone.issued
     assert gone.call is None
     assert gone.last.number == 3
@@ -85,9 +85,9 @@ def test_sees_a_swapped_order(tmp_path):
                 work.wait()
 
     dumps, _ = hang(tmp_path, worker)
-    parting = compare(dumps)
-    assert (parting.kind, parting.number, parting.ranks) == ("mismatch", 1, (1,))
-    assert "the order is swapped" in parting.notes[0]
+    divergence = compare(dumps)
+    assert (divergence.kind, divergence.number, divergence.ranks) == ("mismatch", 1, (1,))
+    assert "the order is swapped" in divergence.notes[0]
 
 
 def test_sees_two_equal_collectives_in_swapped_order_by_their_lines(tmp_path):
@@ -107,7 +107,7 @@ def test_sees_two_equal_collectives_in_swapped_order_by_their_lines(tmp_path):
     assert compare(dumps) is None
     lines = compare_lines(dumps)
     assert (lines.kind, lines.number, lines.ranks) == ("lines", 1, (0,))
-    assert lines.camps[1].call.place.endswith("in accuracy")
+    assert lines.sides[1].call.place.endswith("in accuracy")
     assert "the order is swapped" in lines.notes[0]
 
 
@@ -126,7 +126,7 @@ def test_a_rank_that_aborts_leaves_no_dump_and_the_verdict_says_so(tmp_path, cap
     assert "No dump of rank 1" in capsys.readouterr().out
 
 
-def test_a_program_without_fault_parts_nowhere(tmp_path):
+def test_a_program_without_fault_does_not_diverge(tmp_path):
     """Every collective that gloo records, some with parts that only the root has, and a group of two."""
 
     def worker(folder):
@@ -263,9 +263,9 @@ def put(folder, rank, entries, groups=None, prefix="nccl_trace_rank_", **more):
 def test_what_differs(tmp_path, changed, differs):
     for rank in range(4):
         put(tmp_path, rank, [entry(1), entry(2, **(changed if rank == 3 else {}))])
-    parting = compare(read_dumps(tmp_path))
-    assert (parting.kind, parting.number, parting.ranks, parting.differs) == ("mismatch", 2, (3,), differs)
-    assert "ranks 0–2: all_reduce of 4 Float at train.py:10 in step" in str(parting)
+    divergence = compare(read_dumps(tmp_path))
+    assert (divergence.kind, divergence.number, divergence.ranks, divergence.differs) == ("mismatch", 2, (3,), differs)
+    assert "ranks 0–2: all_reduce of 4 Float at train.py:10 in step" in str(divergence)
 
 
 def test_two_ranks_that_disagree_are_both_named(tmp_path):
@@ -277,18 +277,18 @@ def test_two_ranks_that_disagree_are_both_named(tmp_path):
 def test_an_overwritten_ring_buffer_is_compared_where_it_overlaps(tmp_path):
     put(tmp_path, 0, [entry(n) for n in range(50, 100)])
     put(tmp_path, 1, [entry(n) for n in range(70, 99)])
-    parting = compare(read_dumps(tmp_path))
-    assert (parting.kind, parting.number, parting.ranks) == ("missing", 99, (0, 1))
+    divergence = compare(read_dumps(tmp_path))
+    assert (divergence.kind, divergence.number, divergence.ranks) == ("missing", 99, (0, 1))
 
 
 def test_a_rank_so_far_behind_that_the_others_have_overwritten_its_place(tmp_path):
     put(tmp_path, 0, [entry(n) for n in range(50, 100)])
     put(tmp_path, 1, [entry(n) for n in range(40, 100)])
     put(tmp_path, 2, [entry(n) for n in range(1, 45)])
-    parting = compare(read_dumps(tmp_path))
-    assert (parting.kind, parting.number, parting.ranks) == ("missing", 45, (2,))
-    assert "rank 0: issued it, but the recorder has overwritten what it was" in str(parting)
-    assert "rank 1: all_reduce" in str(parting)
+    divergence = compare(read_dumps(tmp_path))
+    assert (divergence.kind, divergence.number, divergence.ranks) == ("missing", 45, (2,))
+    assert "rank 0: issued it, but the recorder has overwritten what it was" in str(divergence)
+    assert "rank 1: all_reduce" in str(divergence)
 
 
 def test_a_rank_whose_buffer_lost_a_group_is_not_blamed_there(tmp_path):
@@ -304,22 +304,22 @@ def test_each_group_counts_for_itself_and_members_only(tmp_path):
         own = [entry(1, group="1", size=2), entry(2, group="1", size=2)] if rank == 0 else []
         own = [entry(1, group="1", size=2)] if rank == 1 else own
         put(tmp_path, rank, [entry(1), *own], groups)
-    parting = compare(read_dumps(tmp_path))
-    assert (parting.kind, parting.group, parting.number) == ("missing", "1", 2)
-    assert parting._absent() == (1,)
-    assert all(2 not in camp.ranks for camp in parting.camps)
+    divergence = compare(read_dumps(tmp_path))
+    assert (divergence.kind, divergence.group, divergence.number) == ("missing", "1", 2)
+    assert divergence.absent == (1,)
+    assert all(2 not in side.ranks for side in divergence.sides)
 
 
 def test_different_groups_show_as_one_missing_with_what_the_other_did_instead(tmp_path):
     groups = {"0": [0, 1], "1": [0, 1]}
     put(tmp_path, 0, [entry(1), entry(2)], groups)
     put(tmp_path, 1, [entry(1), entry(1, group="1", time_created_ns=9000, record_id=1)], groups)
-    parting = compare(read_dumps(tmp_path))
-    assert (parting.group, parting.number) == ("0", 2)
-    assert "rank 1: never issued it; the last was 1 of group 1: all_reduce" in str(parting)
+    divergence = compare(read_dumps(tmp_path))
+    assert (divergence.group, divergence.number) == ("0", 2)
+    assert "rank 1: never issued it; the last was 1 of group 1: all_reduce" in str(divergence)
 
 
-def test_the_first_parting_in_time_is_the_one_returned(tmp_path):
+def test_the_first_divergence_in_time_is_the_one_returned(tmp_path):
     late = {"time_created_ns": 99_000}
     put(tmp_path, 0, [entry(1, group="a"), entry(1, group="b", size=5, **late)])
     put(tmp_path, 1, [entry(1, group="a", size=3), entry(1, group="b", size=6, **late)])
@@ -331,9 +331,9 @@ def test_a_collective_left_out_shifts_what_follows(tmp_path):
     put(tmp_path, 0, [entry(n, size=s) for n, s in enumerate(sizes, 1)])
     put(tmp_path, 1, [entry(n, size=s) for n, s in enumerate(sizes, 1)])
     put(tmp_path, 2, [entry(n, size=s) for n, s in enumerate([1, 3, 4, 5], 1)])
-    parting = compare(read_dumps(tmp_path))
-    assert (parting.number, parting.ranks) == (2, (2,))
-    assert parting.notes == ("rank 2 issued as 2 what ranks 0, 1 issued as 3: something is left out before",)
+    divergence = compare(read_dumps(tmp_path))
+    assert (divergence.number, divergence.ranks) == (2, (2,))
+    assert divergence.notes == ("rank 2 issued as 2 what ranks 0, 1 issued as 3: something is missing before",)
 
 
 def test_ranks_without_a_dump_are_named(tmp_path, capsys):
@@ -349,9 +349,9 @@ def test_dumps_without_a_collective_show_nothing_and_say_why(tmp_path, capsys):
     for rank in range(2):
         put(tmp_path, rank, [], {"0": [0, 1]})
     report_dumps(tmp_path)
-    told = capsys.readouterr().out
-    assert "nothing to compare" in told
-    assert "do not part" not in told
+    printed = capsys.readouterr().out
+    assert "nothing to compare" in printed
+    assert "do not diverge" not in printed
 
 
 def test_messages_and_coalesced_collectives(tmp_path):
@@ -374,10 +374,10 @@ def test_json_is_one_object_with_the_same_verdict(tmp_path, capsys):
     report_dumps(tmp_path)
     text = capsys.readouterr().out
     assert report_dumps(tmp_path, as_json=True) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["verdict"] + "\n" == text
-    assert said["parting"]["ranks"] == [0, 1]
-    assert said["parting"]["camps"][1]["call"]["inputs"] == [[5]]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["verdict"] + "\n" == text
+    assert answer["divergence"]["ranks"] == [0, 1]
+    assert answer["divergence"]["sides"][1]["call"]["inputs"] == [[5]]
 
 
 # -- files that are no dumps --------------------------------------------------------------------------
@@ -391,7 +391,7 @@ def dump_bytes(**more):
     ("content", "why"),
     [
         (b"", "it is empty"),
-        (b"no pickle at all", "it is no pickle"),
+        (b"not a pickle at all", "it is not a pickle"),
         (b"\x80\x02" + bytes(range(256)), "damaged or cut off|more than plain data"),
         (dump_bytes()[:-40], "damaged or cut off"),
         (dump_bytes()[:3], "damaged or cut off"),
@@ -432,7 +432,7 @@ class Evil:
 def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path, protocol):
     mark = tmp_path / "ran"
     (tmp_path / "rank0").write_bytes(pickle.dumps({"version": "2.10", "entries": [Evil(str(mark))]}, protocol))
-    with pytest.raises(DumpError, match=r"more than plain data|it is no pickle"):
+    with pytest.raises(DumpError, match=r"more than plain data|it is not a pickle"):
         read_dumps(tmp_path)
     assert not mark.exists()
 

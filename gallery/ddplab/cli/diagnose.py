@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ..diagnose import Diagnosis, Engine, EntryError, Evidence, entries
-from ..diagnose.ranking import ranks_text, shortened
+from ..diagnose.answers import shortened
 from ..diagnose.reading import log_files, ranks_of, read_text
-from ..diagnose.words import NOTHING_KNOWN
+from ..diagnose.tables import limits, nothing_known
 from ..errors import BadInput
-from .grade import Paper
+from ..ranks import ranks_text
 
 _SUMMARY = "find what failed first in the logs of a job, and what to do"
 _EXAMPLE = """\
@@ -79,20 +80,20 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         listed = [asdict(one) for one in shown]
         answer = {"read": read, "diagnoses": listed, "more": len(found) - len(shown), "collect": _collect(found)}
-        print(json.dumps(answer, indent=2))  # in ASCII: what a log says must not drive a terminal here, either
+        print(json.dumps(answer, indent=2))  # in ASCII: the text of a log must not control the terminal here, either
     elif found:
         print(_text(shown, len(found) - len(shown)))
     else:
         characters = sum(one["characters"] for one in read)
         print(f"Nothing in the log is known to the handbook ({characters:,} characters read).")
         print("What to collect next:")
-        for line in NOTHING_KNOWN:
+        for line in nothing_known:
             print(_wrapped(line, "  - ", "    "))
     return 0 if found else 1
 
 
 def _collect(found: list[Diagnosis]) -> list[str]:
-    return [] if found else list(NOTHING_KNOWN)
+    return [] if found else list(nothing_known)
 
 
 def _read(given: list[str], engine: Engine) -> list[dict[str, Any]]:
@@ -120,7 +121,7 @@ def _read(given: list[str], engine: Engine) -> list[dict[str, Any]]:
             if not folders:
                 raise
         except OSError as error:
-            raise BadInput(f"{path} cannot be read: {error.strerror}; mend its permissions, or copy it") from None
+            raise BadInput(f"{path} cannot be read: {error.strerror}; fix its permissions, or copy it") from None
     if not read:
         raise BadInput(f"{', '.join(given)} holds no text log; give the folder that torchrun --log-dir made")
     return read
@@ -179,17 +180,16 @@ def plain(markdown: str) -> str:
 
 
 def _text(shown: list[Diagnosis], more: int) -> str:
-    paper = Paper()
     blocks = []
     for place, one in enumerate(shown, start=1):
         title = inert(plain(one.title))
-        lines = [paper.strong(f"{place}. {title}"), f"   {one.id}" + _which(one)]
+        lines = [_bold(f"{place}. {title}"), f"   {one.id}" + _ranks(one)]
         lines += [_evidence(evidence) for evidence in one.evidence]
         if place == 1:
             lines += ["", _wrapped(inert(plain(one.why)))]
-        lines += _said("Cause", one.cause, place) + _said("Fix", one.fix, place)
+        lines += _labeled("Cause", one.cause, place) + _labeled("Fix", one.fix, place)
         if place == 1 and one.collect:
-            lines += _said("To be sure", one.collect, place)
+            lines += _labeled("To be sure", one.collect, place)
         if one.followed:
             lines += ["", "  What followed from it:"]
             for other in one.followed[:4]:
@@ -205,9 +205,14 @@ def _text(shown: list[Diagnosis], more: int) -> str:
     return "\n\n".join(blocks)
 
 
-def _which(one: Diagnosis) -> str:
+def _bold(text: str) -> str:
+    plain_terminal = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain_terminal or not sys.stdout.isatty() else f"\033[1m{text}\033[0m"
+
+
+def _ranks(one: Diagnosis) -> str:
     if len(one.ranks) > 1:
-        return f", {ranks_text(one.ranks)}, first rank {one.rank}"
+        return f", {ranks_text(one.ranks, limits.runs_shown)}, first rank {one.rank}"
     return "" if one.rank is None else f", rank {one.rank}"
 
 
@@ -217,9 +222,9 @@ def _evidence(one: Evidence) -> str:
     return f"   │ {where}{who}: {shortened(inert(one.text), 240)}"
 
 
-def _said(label: str, markdown: str, place: int) -> list[str]:
-    said = inert_lines(plain(markdown)).strip()
-    text = _wrapped(f"{label}:{chr(10) if said.startswith('```') else ' '}{said}").splitlines()
+def _labeled(label: str, markdown: str, place: int) -> list[str]:
+    advice = inert_lines(plain(markdown)).strip()
+    text = _wrapped(f"{label}:{chr(10) if advice.startswith('```') else ' '}{advice}").splitlines()
     most = _ADVICE_LINES if place == 1 else 3
     if len(text) > most:
         text = [*text[: most - 1], "    …"]

@@ -1,7 +1,7 @@
-"""What a log says went wrong: see :func:`diagnose`."""
+"""What went wrong, by the log of a job: see :func:`diagnose`."""
 
+from .answers import Diagnosis, Evidence, Followed
 from .engine import Engine, diagnose
 from .entry import Entry, EntryError, entries
-from .ranking import Diagnosis, Evidence, Followed
 
 __all__ = ["Diagnosis", "Engine", "Entry", "EntryError", "Evidence", "Followed", "diagnose", "entries"]

@@ -356,7 +356,7 @@ def _read_exports(kit: Path, _stamp: tuple[int, int]) -> dict[str, Path]:
     tree = ast.parse((kit / "__init__.py").read_text(encoding="utf-8"))
     return {
         alias.asname or alias.name: kit.joinpath(*node.module.split(".")).with_suffix(".py")
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
         for alias in node.names
     }

@@ -16,10 +16,13 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
 
 from ddplab.diagnose.browser import page_data
-from ddplab.diagnose.entry import FOLDER, EntryError, check_explains, entries
+from ddplab.diagnose.entry import FOLDER, EntryError, entries
+from ddplab.diagnose.tables import TABLES
 
 from ..cards.card_page import folds
 from ..problems import Stop
+
+SCRIPTS = ("diagnose_engine.js", "diagnose.js")  # in the order in which a page loads them
 
 
 class diagnose_log(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
@@ -34,12 +37,11 @@ class Diagnose(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Make the element; an entry that cannot be used ends the build."""
         try:
-            check_explains()
             data = page_data(entries())
         except EntryError as error:
             raise Stop(f"diagnose: {error}") from error
-        for name in _names():
-            self.env.note_dependency(str(FOLDER / name))
+        for path in (*FOLDER.glob("*.toml"), TABLES):
+            self.env.note_dependency(str(path))
         self.env.metadata[self.env.docname]["diagnose"] = _names()
         # Within a script element only "<" could end the element; the rest of HTML has no meaning there.
         node = diagnose_log(data=json.dumps(data, ensure_ascii=False, sort_keys=True).replace("<", "\\u003c"))
@@ -74,9 +76,10 @@ def depart(self: HTML5Translator, node: nodes.Element) -> None:
 
 
 def add_script(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
-    """Only the page that needs them loads the script and its style sheet."""
+    """Only the page that needs them loads the scripts and their style sheet."""
     if folds(app.builder) and doctree and next(iter(doctree.findall(diagnose_log)), None):
-        app.add_js_file("diagnose.js", loading_method="defer")
+        for script in SCRIPTS:
+            app.add_js_file(script, loading_method="defer")
         app.add_css_file("diagnose.css")
 
 

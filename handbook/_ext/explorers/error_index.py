@@ -32,7 +32,7 @@ AREAS = {
     "checkpoint": "Checkpoints",
 }
 _ROLES = {
-    "consequence": "This is what a rank says when another one failed before it; look for that one.",
+    "consequence": "A rank prints this when another one failed before it; look for that one.",
     "generic": "This says that something failed, not what; look for an earlier line.",
 }
 
@@ -84,7 +84,7 @@ class ErrorIndex(SphinxDirective):
         return [*found, *messages]
 
     def _part(self, words: str, text: str) -> list[nodes.Node]:
-        """What the entry says under ``words``, which run into its first paragraph."""
+        """A text of the entry; the label ``words`` runs into its first paragraph."""
         if not text.strip():
             return []
         part = nodes.Element()

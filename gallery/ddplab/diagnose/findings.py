@@ -1,0 +1,106 @@
+"""All that is kept of the logs while they are read; its size does not grow with theirs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from .lines import Time
+from .tables import limits
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A log file, and the rank in its name."""
+
+    name: str
+    rank: int | None
+
+
+@dataclass(slots=True)
+class Hit:
+    """A line of interest."""
+
+    source: Source
+    number: int
+    rank: int | None
+    text: str
+    time: Time | None
+    warning: bool
+    begin: int = 0  # position in the buffer while it was read
+
+
+@dataclass(slots=True)
+class Found:
+    """An entry that fits."""
+
+    ranks: dict[int | None, Hit] = field(default_factory=dict)  # the first hit of each rank
+    count: int = 0
+    weight: int = 0
+    only_warnings: bool = True
+    last: tuple[Source, int, int] | None = None
+
+    def is_repeated(self, hit: Hit, weight: int) -> bool:
+        """Count the hit; a second needle of the same entry on the same line does not count."""
+        self.weight = max(self.weight, weight)
+        place = (hit.source, hit.number, hit.begin)
+        if self.last == place:
+            return True
+        self.last = place
+        self.count += 1
+        self.only_warnings = self.only_warnings and hit.warning
+        return False
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Equal exceptions: same type and message, same place."""
+
+    name: str
+    message: str
+    where: str
+    ranks: dict[int | None, Hit] = field(default_factory=dict)
+    where_hit: Hit | None = None
+    count: int = 0
+    uncaught: bool = False  # for certain
+    thread: bool = True  # it ended threads, and no process
+    explained: set[str] = field(default_factory=set)  # ids of entries that fit the exception's text
+    before: Group | None = None  # this one was raised while that one was handled
+    after: Group | None = None
+
+
+@dataclass(slots=True)
+class Exit:
+    """How a process ended, by torchrun's account."""
+
+    rank: int | None
+    code: int | None
+    hit: Hit | None = None
+    time: Time | None = None
+    code_hit: Hit | None = None
+
+
+@dataclass(slots=True)
+class Findings:
+    """Entries that fit, exceptions, and exits."""
+
+    sources: list[Source] = field(default_factory=list)
+    found: dict[str, Found] = field(default_factory=dict)
+    groups: dict[tuple[str, str, str], Group] = field(default_factory=dict)
+    exits: list[Exit] = field(default_factory=list)  # root causes in torchrun's summaries
+    agent_exits: list[Exit] = field(default_factory=list)  # first failures that an agent logged; ranks are local
+
+    def group_of(self, name: str, message: str, where: str) -> Group | None:
+        """The group of an exception; None if there are too many already."""
+        key = (name, re.sub("[0-9]+", "#", message[:120]), where)
+        if key not in self.groups and len(self.groups) < limits.groups_kept:
+            self.groups[key] = Group(name, message[: limits.text_kept], where)
+        return self.groups.get(key)
+
+
+def add_first(ranks: dict[int | None, Hit], hit: Hit) -> bool:
+    """Keep the first hit of each rank, of so many ranks; whether it was kept."""
+    if hit.rank in ranks or len(ranks) >= limits.ranks_kept:
+        return False
+    ranks[hit.rank] = hit
+    return True

@@ -1,0 +1,38 @@
+"""What the log reader knows beside the entries: limits, word lists, patterns and texts, from ``tables.toml``.
+
+The page "Diagnose a log" embeds the same file, so that only the control flow exists in two languages.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+_toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Raises:
+        ValueError: it is not TOML, or not utf-8.
+    """
+    content: dict[str, Any] = _toml.loads(path.read_text("utf-8"))
+    return content
+
+
+TABLES = Path(__file__).with_name("tables.toml")
+tables = read_toml(TABLES)
+limits = SimpleNamespace(**tables["limits"])
+words = SimpleNamespace(**tables["words"])
+marks = SimpleNamespace(**tables["marks"])
+why = SimpleNamespace(**tables["why"])
+patterns = SimpleNamespace(**{name: re.compile(source, re.ASCII) for name, source in tables["patterns"].items()})
+prefixes = [(one["kind"], re.compile(one["pattern"], re.ASCII)) for one in tables["prefixes"]]
+signals = {one["number"]: SimpleNamespace(**one) for one in tables["signals"]}
+answers: dict[str, dict[str, str]] = tables["answers"]
+nothing_known: list[str] = tables["nothing_known"]

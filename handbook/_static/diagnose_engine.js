@@ -1,0 +1,726 @@
+// The engine of `ddplab diagnose`, in the browser: the control flow of gallery/ddplab/diagnose, file by file.
+// Patterns, word lists, limits and texts are data, which the page gets from tables.toml and the entries.
+// A test reads the same logs with both engines and compares the answers.
+"use strict";
+
+// One function without outer names, because a worker is made from its source.
+window.makeDiagnoseEngine = function makeEngine(data) {
+  const { limits, words, marks, why: sentences, answers } = data.tables;
+  const pattern = (source, flags = "") => new RegExp(source, `u${flags}`);
+  const patterns = Object.fromEntries(Object.entries(data.tables.patterns).map(([name, source]) => [name, pattern(source)]));
+  const prefixes = data.tables.prefixes.map((one) => [one.kind, pattern(one.pattern, "y")]);
+  const escapes = pattern(data.tables.patterns.ansi, "g");
+
+  // lines.py
+
+  function readLine(raw) {
+    let text = raw.includes("\x1b") ? raw.replace(escapes, "") : raw;
+    if (text[0] === "\r") text = text.slice(1);
+    const front = text.slice(0, limits.prefix_chars);
+    let at = 0, rank = null, strong = false, time = null, level = "";
+    for (let n = 0; n < limits.prefixes; n++) {
+      let kind = "", m = null;
+      for (const [name, prefix] of prefixes) {
+        prefix.lastIndex = at;
+        if ((m = prefix.exec(front))) { kind = name; break; }
+      }
+      if (!m) break;
+      at += m[0].length;
+      if (kind === "rank") { rank = +m[1]; strong = true; }
+      else if (kind === "label") rank = rank === null ? +m[1] : rank;
+      else if (kind === "iso") time = time || isoTime(m);
+      else if (kind === "syslog") time = time || localTime(words.months.indexOf(m[1]) + 1, m[2], m[3], m[4], m[5], "");
+      else if (kind === "glog") {
+        level = m[1];
+        time = time || (m[2] ? localTime(m[2], m[3], m[4], m[5], m[6], m[7]) : null);
+      }
+    }
+    const glued = rank === null ? patterns.glued.exec(front.slice(at)) : null;
+    if (glued) { rank = +(glued[1] || glued[2]); strong = true; }
+    const warning = level === "W" || (level === "" && patterns.warning.test(front));
+    return { text, body: text.slice(at), rank, strong, time, warning, logged: time !== null || level !== "" };
+  }
+
+  function clock(hour, minute, second, fraction) {
+    return hour * 3600 + minute * 60 + +second + (fraction ? +`0.${fraction}` : 0);
+  }
+
+  function localTime(month, day, hour, minute, second, fraction) {
+    return { zoned: false, seconds: (+month * 31 + +day) * 86400 + clock(hour, minute, second, fraction) };
+  }
+
+  function isoTime([, year, month, day, hour, minute, second, fraction, zone]) {
+    if (!zone) return localTime(month, day, hour, minute, second, fraction);
+    const midnight = Date.UTC(+year, month - 1, +day);
+    if (new Date(midnight).getUTCDate() !== +day || +month < 1 || +month > 12) return null;
+    const offset = zone === "Z" ? 0 : (zone.slice(1, 3) * 60 + +zone.slice(-2)) * 60 * (zone[0] === "+" ? 1 : -1);
+    return { zoned: true, seconds: midnight / 1000 + clock(hour, minute, second, fraction) - offset };
+  }
+
+  function summaryTime(text) {
+    const iso = prefixes.find(([kind]) => kind === "iso")[1];
+    iso.lastIndex = 0;
+    const m = iso.exec(text.trim() + " ");
+    return m ? isoTime(m) : null;
+  }
+
+  // reading.py
+
+  function ranksOf(paths) {
+    const ranks = paths.map((path) => {
+      const m = patterns.folder_rank.exec(path) || patterns.file_rank.exec(path);
+      return m ? +m[1] : null;
+    });
+    if (paths.length > 1 && ranks.every((rank) => rank === null)) {
+      const forms = paths.map((path) => patterns.file_number.exec(path));
+      if (forms.every((m) => m && m[1] === forms[0][1] && m[3] === forms[0][3])) {
+        const numbers = forms.map((m) => +m[2]);
+        if (new Set(numbers).size === numbers.length && Math.max(...numbers) < 2 * numbers.length) return numbers;
+      }
+    }
+    return ranks;
+  }
+
+  function isBinary(bytes) {
+    const head = bytes.subarray(0, 65536);
+    let odd = 0, length = 0;
+    for (let at = 0; at < head.length; at++) {
+      let end = at; // runs of zeros do not count
+      while (head[end] === 0) end++;
+      if (end - at >= 16) { at = end - 1; continue; }
+      const b = head[at];
+      length++;
+      if (b < 32 && b !== 9 && b !== 10 && b !== 13 && b !== 8 && b !== 12 && b !== 27) odd++;
+    }
+    return odd * 20 > length && odd >= 2;
+  }
+
+  // engine.py
+
+  const known = new Map(data.entries.map((entry) => [entry.id, entry]));
+  const matches = data.entries.flatMap((entry) => entry.matches.map(([needle, regex, nearby, weight]) => ({
+    entry, needle, nearby, weight, regex: regex ? pattern(regex) : null,
+  })));
+  const needles = [...matches.map((m) => m.needle), ...Object.values(marks)];
+  // One search for all needles
+  const anyNeedle = new RegExp(needles.map((one) => one.replace(/[.*+?^${}()|[\]\\\/]/g, "\\$&")).join("|"), "g");
+  const nearTries = new Array(matches.length).fill(0);
+  const findings = { sources: [], found: new Map(), groups: new Map(), exits: [], agentExits: [] };
+  let source = { name: "", rank: null };
+  let buffer = "", scanned = 0, number = 1, held = "", lanes = new Map(), busy = 0, tidyAt = 0;
+
+  function start(name, rank) {
+    endFile();
+    source = { name, rank };
+    findings.sources.push(source);
+  }
+
+  function feed(piece) {
+    if (!findings.sources.length) findings.sources.push(source);
+    let text = held + piece.replaceAll("\0", "");
+    held = "";
+    if (text.endsWith("\r")) { text = text.slice(0, -1); held = "\r"; }
+    if (text.includes("\r")) text = text.replaceAll("\r\n", "\n").replaceAll("\r", "\n\r");
+    let at = 0;
+    while (at < text.length) {
+      const take = limits.block_chars - (buffer.length - scanned);
+      buffer += text.slice(at, at + take);
+      at += take;
+      if (buffer.length - scanned >= limits.block_chars) {
+        scan(linesBack(buffer.length, scanned + limits.block_chars / 2));
+        const keep = linesBack(scanned, Math.max(0, scanned - limits.block_chars / 2));
+        buffer = buffer.slice(keep);
+        scanned -= keep;
+      }
+    }
+  }
+
+  function finish() {
+    endFile();
+    return rankFindings();
+  }
+
+  function endFile() {
+    scan(buffer.length);
+    for (const lane of lanes.values())
+      if (lane.summary && lane.root && lane.summary.rank !== null) findings.exits.push(lane.summary);
+    buffer = ""; scanned = 0; number = 1; held = ""; busy = 0; lanes = new Map(); tidyAt = 0;
+  }
+
+  // indexOf and lastIndexOf within [from, to), as Python's find and rfind
+  function find(needle, from, to) {
+    const at = buffer.indexOf(needle, from);
+    return at >= 0 && at + needle.length <= to ? at : -1;
+  }
+
+  function rfind(from, to) {
+    if (to <= from) return -1;
+    const at = buffer.lastIndexOf("\n", to - 1);
+    return at >= from ? at : -1;
+  }
+
+  function linesBack(position, least) {
+    let found = position;
+    for (let n = 0; n < limits.around; n++) {
+      const at = rfind(least, found - 1);
+      if (at < 0) return least ? found : 0;
+      found = at + 1;
+    }
+    return found;
+  }
+
+  function scan(end) {
+    const begin0 = scanned;
+    if (end <= begin0) return;
+    const lines = new Map();
+    const block = begin0 === 0 && end === buffer.length ? buffer : buffer.slice(begin0, end);
+    anyNeedle.lastIndex = 0;
+    for (let m; (m = anyNeedle.exec(block)); ) {
+      const begin = m.index === 0 ? 0 : block.lastIndexOf("\n", m.index - 1) + 1;
+      let stop = block.indexOf("\n", m.index);
+      if (stop < 0) stop = block.length;
+      const line = block.slice(begin, stop), on = [];
+      for (let index = 0; index < needles.length; index++) if (line.includes(needles[index])) on.push(index);
+      lines.set(begin0 + begin, on);
+      anyNeedle.lastIndex = stop;
+    }
+    const starts = [...lines.keys()].sort((a, b) => a - b);
+    let at = begin0, nextHit = 0;
+    for (;;) {
+      while (nextHit < starts.length && starts[nextHit] < at) nextHit++;
+      const begin = busy ? at : nextHit < starts.length ? starts[nextHit] : end;
+      if (begin >= end) break;
+      count(at, begin);
+      let stop = find("\n", begin, end);
+      if (stop < 0) stop = end;
+      readOne(begin, stop, lines.get(begin) || []);
+      at = Math.min(stop + 1, end);
+      if (at > stop) count(stop, at);
+    }
+    count(at, end);
+    scanned = end;
+  }
+
+  function count(from, to) {
+    for (let at = buffer.indexOf("\n", from); at >= 0 && at < to; at = buffer.indexOf("\n", at + 1))
+      if (buffer[at + 1] !== "\r") number++;
+  }
+
+  function readOne(begin, stop, hits) {
+    if (busy && number >= tidyAt) giveUpOld();
+    const line = readLine(buffer.slice(begin, stop));
+    const rank = rankOf(line);
+    let lane = lanes.get(rank);
+    if (!lane) {
+      if (lanes.size >= limits.ranks_kept) return;
+      lane = { open: [], closed: null, chained: null, spawned: null, summary: null, summaryLeft: 0, root: false };
+      lanes.set(rank, lane);
+    }
+    if (lane.summary) summaryLine(lane, line);
+    let hit = null;
+    const own = hits.filter((index) => index >= matches.length).map((index) => needles[index]);
+    const [frame, closed] = tracebackLine(lane, line, rank, begin, own.includes(marks.traceback));
+    if (frame) return;
+    for (const index of hits) {
+      if (index < matches.length && fits(index, line, rank, begin, stop)) {
+        hit = hit || makeHit(line, closed ? closed.rank : rank, begin);
+        note(index, hit);
+        explain(lane, matches[index].entry, line, closed);
+      }
+    }
+    let m;
+    if (own.includes(marks.chain) || own.includes(marks.caused)) lane.chained = lane.closed ? lane.closed.group : null;
+    if (own.includes(marks.process) && (m = patterns.spawned.exec(line.body))) lane.spawned = +m[1];
+    if (own.includes(marks.exit_code) && (m = patterns.agent_exit.exec(line.body)) && findings.agentExits.length < limits.ranks_kept) {
+      hit = hit || makeHit(line, rank, begin);
+      findings.agentExits.push({ rank: +m[2], code: +m[1], hit, time: hit.time, codeHit: null });
+    }
+    if (own.includes(marks.root) || (own.includes(marks.failures) && line.body.trim() === marks.failures)) {
+      if (!lane.summary) busy++;
+      lane.root = own.includes(marks.root);
+      const top = lane.root ? makeHit(line, rank, begin) : null;
+      lane.summary = { rank: null, code: null, hit: top, time: null, codeHit: null };
+      lane.summaryLeft = limits.summary_lines;
+    }
+  }
+
+  function giveUpOld() {
+    for (const lane of lanes.values()) {
+      const kept = lane.open.filter((one) => number - one.start < limits.traceback_span);
+      busy -= lane.open.length - kept.length;
+      lane.open = kept;
+    }
+    tidyAt = number + Math.floor(limits.traceback_span / 4);
+  }
+
+  function rankOf(line) {
+    return line.strong || source.rank === null ? line.rank : source.rank;
+  }
+
+  function makeHit(line, rank, begin) {
+    return { source, number, rank, text: line.text.slice(0, limits.text_kept), time: line.time, warning: line.warning, begin };
+  }
+
+  function fits(index, line, rank, begin, stop) {
+    const { entry, needle, regex, nearby } = matches[index];
+    if (regex) {
+      const near = Math.max(line.text.indexOf(needle), 0);
+      if (!regex.test(line.text.slice(Math.max(near - limits.regex_before, 0), near + limits.regex_after))) return false;
+    }
+    if (!nearby || line.text.includes(nearby)) return true;
+    const found = findings.found.get(entry.id);
+    if (found && found.ranks.has(rank)) return true;
+    if (nearTries[index] >= limits.near_tries) return false;
+    const above = linesBack(begin, 0);
+    let below = stop;
+    for (let n = 0; n < limits.around; n++) {
+      const at = buffer.indexOf("\n", below + 1);
+      if (at < 0) { below = buffer.length; break; }
+      below = at;
+    }
+    if (find(nearby, above, below) < 0) return false;
+    nearTries[index]++;
+    return near(buffer.slice(above, begin).split("\n").slice(0, -1).reverse(), nearby, rank)
+      || near(buffer.slice(stop + 1, below).split("\n"), nearby, rank);
+  }
+
+  function near(lines, text, rank) {
+    let left = limits.near;
+    for (const raw of lines) {
+      const other = rank !== null ? rankOf(readLine(raw)) : null;
+      if (other === null || other === rank) {
+        if (raw.includes(text)) return true;
+        if (--left === 0) return false;
+      }
+    }
+    return false;
+  }
+
+  function note(index, hit) {
+    const { entry, weight } = matches[index];
+    let found = findings.found.get(entry.id);
+    if (!found) {
+      found = { ranks: new Map(), count: 0, weight: 0, onlyWarnings: true, last: null };
+      findings.found.set(entry.id, found);
+    }
+    found.weight = Math.max(found.weight, weight);
+    const [lastSource, lastNumber, lastBegin] = found.last || [];
+    if (lastSource === source && lastNumber === number && lastBegin === hit.begin) return;
+    found.last = [source, number, hit.begin];
+    found.count++;
+    found.onlyWarnings = found.onlyWarnings && hit.warning;
+    if (!found.ranks.has(hit.rank) && found.ranks.size < limits.ranks_kept) found.ranks.set(hit.rank, timed(hit));
+  }
+
+  function timed(hit) {
+    if (hit.time === null) {
+      let left = limits.near;
+      for (const raw of buffer.slice(linesBack(hit.begin, 0), hit.begin).split("\n").slice(0, -1).reverse()) {
+        const line = readLine(raw), rank = rankOf(line);
+        if (rank === null || hit.rank === null || rank === hit.rank) {
+          if (line.time) { hit.time = line.time; break; }
+          if (--left === 0) break;
+        }
+      }
+    }
+    return hit;
+  }
+
+  function tracebackLine(lane, line, rank, begin, header) {
+    const body = line.body;
+    let m;
+    if (header && (m = patterns.traceback.exec(body))) {
+      let before = lane.chained;
+      if (!before && m[2].startsWith("Original ") && lane.closed) before = lane.closed.group;
+      if (lane.summary && lane.summary.rank !== null) rank = lane.summary.rank;
+      if (lane.spawned !== null) rank = lane.spawned;
+      const above = buffer.slice(rfind(0, Math.max(begin - 1, 0)) + 1, begin);
+      if (lane.open.length >= limits.open_tracebacks) { lane.open.shift(); busy--; }
+      lane.open.push({
+        rank, indent: m[1].length, ignored: patterns.ignored.test(above), start: number, logged: line.logged, linesLeft: limits.traceback_lines, inFrame: false,
+        where: "", whereHit: null, anywhere: "", before, end: -1, group: null,
+        outermost: lane.spawned !== null, thread: patterns.thread.test(above),
+      });
+      lane.chained = null;
+      lane.spawned = null;
+      busy++;
+      return [true, null];
+    }
+    if (!lane.open.length) return [false, null];
+    const current = lane.open[lane.open.length - 1];
+    if ((m = patterns.frame.exec(body) || patterns.rich_frame.exec(body))) {
+      const place = `${m[2]}:${m[3]}` + (m[4] ? ` in ${m[4].trim()}` : "");
+      for (const one of lane.open) {
+        one.inFrame = true;
+        one.linesLeft = limits.traceback_lines;
+        if (!one.anywhere && words.outermost.includes((m[4] || "").trim())) one.outermost = true;
+        one.anywhere = place;
+        if (!patterns.library_file.test(m[2])) {
+          one.where = place;
+          one.whereHit = makeHit(line, one.rank, begin);
+        }
+      }
+      return [true, null];
+    }
+    if (current.inFrame && patterns.rich.test(body)) return [true, null];
+    const indent = body.length - body.replace(/^ +/, "").length;
+    if (current.inFrame && indent > current.indent && body.trim()) return [true, null];
+    m = patterns.exception.exec(body);
+    if (m && indent === current.indent && !words.levels.includes(m[2]) && line.logged <= current.logged
+        && (patterns.exception_name.test(m[2]) || (current.inFrame && (rank !== null || m[2].includes("."))))) {
+      lane.open.pop();
+      busy--;
+      lane.closed = current;
+      current.end = number;
+      current.strong = line.strong;
+      close(current, m[2], m[3] || "", makeHit(line, current.rank, begin));
+      return [false, current];
+    }
+    if (--current.linesLeft <= 0) { lane.open.pop(); busy--; }
+    return [false, null];
+  }
+
+  function close(traceback, kind, message, hit) {
+    const name = kind.split(".").pop();
+    if (traceback.ignored || words.wrappers.includes(name)) return;
+    const where = traceback.where || traceback.anywhere;
+    const key = JSON.stringify([name, message.slice(0, 120).replace(/\d+/g, "#"), where]);
+    let group = findings.groups.get(key);
+    if (!group) {
+      if (findings.groups.size >= limits.groups_kept) return;
+      group = {
+        name, message: message.slice(0, limits.text_kept), where, ranks: new Map(), whereHit: null, count: 0,
+        uncaught: false, thread: traceback.thread, explained: new Set(), before: null, after: null,
+      };
+      findings.groups.set(key, group);
+    }
+    group.count++;
+    group.uncaught = group.uncaught || traceback.strong || traceback.outermost;
+    group.thread = group.thread && traceback.thread;
+    traceback.group = group;
+    if (traceback.before && traceback.before !== group) {
+      group.before = group.before || traceback.before;
+      traceback.before.after = traceback.before.after || group;
+    }
+    if (!group.ranks.has(hit.rank) && group.ranks.size < limits.ranks_kept) {
+      group.ranks.set(hit.rank, timed(hit));
+      if (traceback.whereHit && !group.whereHit) group.whereHit = traceback.whereHit;
+    }
+  }
+
+  function explain(lane, entry, line, closed) {
+    let traceback = closed;
+    const apart = entry.role === "consequence" || words.scheduler.some((name) => line.text.startsWith(name));
+    if (!traceback && lane.closed && line.logged <= lane.closed.logged && !apart) {
+      const close = limits.message_lines * Math.max(1, Math.min(lanes.size, 64));
+      if (number - lane.closed.end <= close) traceback = lane.closed;
+    }
+    if (traceback && traceback.group) traceback.group.explained.add(entry.id);
+  }
+
+  function summaryLine(lane, line) {
+    const block = lane.summary, body = line.body;
+    lane.summaryLeft--;
+    if (patterns.summary_end.test(body) || lane.summaryLeft <= 0) {
+      if (lane.root) {
+        if (block.rank === null) return;
+        if (findings.exits.length < limits.ranks_kept) findings.exits.push(block);
+      }
+      lane.summary = null;
+      lane.root = false;
+      busy--;
+      return;
+    }
+    let m;
+    if ((m = patterns.summary_time.exec(body))) block.time = summaryTime(m[1]);
+    else if ((m = patterns.summary_rank.exec(body))) block.rank = +m[1];
+    else if ((m = patterns.summary_exit_code.exec(body))) {
+      block.code = +m[1];
+      if (block.hit) block.codeHit = makeHit(line, block.rank, 0);
+    }
+  }
+
+  // candidates.py
+
+  // best first, as class Kind
+  const [FIRST, CAUSE, KILLED, EXCEPTION, EXIT, GENERIC, CONSEQUENCE, WARNING, STOPPED] = Array(9).keys();
+  const TERMINATED = [-15, 143];
+
+  function candidate(fields) {
+    return { kind: 0, weight: 0, explains: [], entry: null, group: null, exit: null, place: 0, below: [], ...fields };
+  }
+
+  function rootExit() {
+    let best = null;
+    for (const one of findings.exits) {
+      if (!best
+          || (one.time && best.time && one.time.zoned === best.time.zoned && one.time.seconds < best.time.seconds)
+          || (TERMINATED.includes(best.code) && !TERMINATED.includes(one.code))) best = one;
+    }
+    return best;
+  }
+
+  function entriesFound() {
+    return [...findings.found.keys()].sort().map((id) => {
+      const found = findings.found.get(id), entry = known.get(id);
+      let kind = { cause: CAUSE, generic: GENERIC, consequence: CONSEQUENCE }[entry.role];
+      const explains = entry.explains.some((other) => findings.found.has(other));
+      if (found.onlyWarnings && kind !== CONSEQUENCE && !explains) kind = WARNING;
+      return candidate({
+        id, role: entry.role, kind, weight: found.weight, hits: [...found.ranks.values()], count: found.count,
+        explains: entry.explains, entry,
+      });
+    });
+  }
+
+  function exceptions() {
+    const made = [];
+    for (const group of findings.groups.values()) {
+      if (group.explained.size) continue;
+      const chain = [group];
+      for (let one = group.before; one && !chain.includes(one) && chain.length < 8; one = one.before) chain.push(one);
+      for (let one = group.after; one && !chain.includes(one) && chain.length < 16; one = one.after) chain.push(one);
+      if (chain.some((other) => [...other.explained].some((id) => known.get(id).role === "cause"))) continue;
+      if (group.after && !group.after.explained.size && group.after !== group) continue;
+      const stopped = words.stops.includes(group.name);
+      made.push(candidate({
+        id: stopped ? "stopped" : "python-exception", role: "generic",
+        kind: stopped ? STOPPED : group.thread ? GENERIC : EXCEPTION,
+        hits: [...group.ranks.values()], count: group.count, group,
+      }));
+    }
+    return made;
+  }
+
+  function firstExit(root, found) {
+    const one = root || findings.agentExits.find((exit) => !TERMINATED.includes(exit.code)) || null;
+    if (!one || one.code === null || one.code === 0 || !one.hit) return null;
+    const number = one.code < 0 ? -one.code : one.code > 128 ? one.code - 128 : 0;
+    const signal = data.tables.signals.find((known) => known.number === number);
+    const sudden = Boolean(signal && signal.sudden);
+    for (const other of found) {
+      const ranks = new Set(other.hits.map((hit) => hit.rank)), ofRoot = !root || ranks.has(root.rank);
+      if (other.kind === CAUSE) {
+        if (!sudden || ofRoot || ranks.has(null)) return null;
+      } else if ((other.kind === EXCEPTION || other.kind === GENERIC) && (ofRoot || (!sudden && ranks.has(null)))) return null;
+    }
+    const id = signal ? signal.id : number > 0 && number <= 64 ? `exit-signal-${number}` : "exit-code";
+    if (found.some((other) => other.id === id)) return null;
+    return candidate({
+      id, role: "generic", kind: sudden ? KILLED : EXIT, hits: [one.codeHit || one.hit], count: 1, exit: one,
+    });
+  }
+
+  // ranking.py
+
+  function rankFindings() {
+    const root = rootExit();
+    const found = [...entriesFound(), ...exceptions()];
+    const exited = firstExit(root, found);
+    if (exited) found.push(exited);
+    order(found, root);
+    preferEarlierException(found, root);
+    raiseExplainers(found);
+    found.sort((a, b) => a.kind - b.kind || a.place - b.place);
+    return nest(found).map((one) => written(one, root));
+  }
+
+  function order(found, root) {
+    const place = (hit) => findings.sources.indexOf(hit.source);
+    const hits = found.filter((one) => !one.exit).flatMap((one) => one.hits);
+    const isKnown = hits.every((hit) => hit.time) && new Set(hits.map((hit) => hit.time.zoned)).size <= 1;
+    let byTime = false;
+    if (isKnown) {
+      let latest = 0;
+      for (const hit of [...hits].sort((a, b) => place(a) - place(b) || a.number - b.number)) {
+        byTime = byTime || hit.time.seconds < latest - limits.skew_s;
+        latest = Math.max(latest, hit.time.seconds);
+      }
+    }
+    const blind = findings.sources.length > 1 && !isKnown;
+    const moment = (hit) => [
+      byTime && hit.time ? hit.time.seconds : 0,
+      !blind || !root || hit.rank === root.rank ? 0 : 1,
+      place(hit),
+      hit.number,
+    ];
+    const compare = (a, b) => {
+      for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return a[i] < b[i] ? -1 : 1;
+      return 0;
+    };
+    for (const one of found) one.hits.sort((a, b) => compare(moment(a), moment(b)));
+    const key = (one) => [...moment(one.hits[0]), -one.weight, one.id];
+    [...found].sort((a, b) => compare(key(a), key(b))).forEach((one, index) => { one.place = index; });
+  }
+
+  function preferEarlierException(found, root) {
+    const causes = found.filter((one) => one.kind === CAUSE);
+    const first = causes.length ? Math.min(...causes.map((one) => one.place)) : -1;
+    const hits = causes.flatMap((one) => one.hits).filter((hit) => !words.scheduler.some((name) => hit.text.startsWith(name)));
+    const reporting = new Set(hits.map((hit) => hit.rank));
+    for (const one of found) {
+      if (one.kind !== EXCEPTION || one.place >= first) continue;
+      let ranks = one.hits.map((hit) => hit.rank).filter((rank) => rank !== null);
+      if (!ranks.length) ranks = [null];
+      const seen = root !== null && ranks.includes(root.rank);
+      if ((one.group.uncaught || seen) && !ranks.some((rank) => reporting.has(rank))) one.kind = FIRST;
+    }
+  }
+
+  function raiseExplainers(found) {
+    for (let n = 0; n < 4; n++)
+      for (const one of found)
+        for (const other of found)
+          if (one.explains.includes(other.id) && EXIT <= other.kind && other.kind < one.kind && one.place < other.place)
+            one.kind = other.kind;
+  }
+
+  function nest(found) {
+    const above = (p, c) => p.kind < c.kind || (p.kind === c.kind && p.place < c.place);
+    const top = [], owner = new Map();
+    for (const one of found) {
+      let parent = found.find((p) => p !== one && p.explains.includes(one.id) && above(p, one)) || null;
+      if (!parent && (one.kind === CONSEQUENCE || one.kind === STOPPED) && found[0].kind <= GENERIC) parent = found[0];
+      if (parent) owner.set(one, parent); else top.push(one);
+    }
+    for (const one of found) {
+      if (!owner.has(one)) continue;
+      let parent = owner.get(one);
+      for (let n = 0; owner.has(parent) && n < found.length; n++) parent = owner.get(parent);
+      parent.below.push(one);
+    }
+    return top;
+  }
+
+  // answers.py
+
+  function written(one, root) {
+    const several = findings.sources.length > 1;
+    const evidenceOf = (hit) => ({
+      line_number: hit.number, rank: hit.rank, text: hit.text.trim(), source: several ? hit.source.name : "",
+    });
+    const evidence = one.hits.slice(0, limits.evidence_shown).map(evidenceOf);
+    let ranks = [...new Set(one.hits.map((hit) => hit.rank))].filter((rank) => rank !== null).sort((a, b) => a - b);
+    let rank = one.hits[0].rank !== null ? one.hits[0].rank : ranks.length ? ranks[0] : null;
+    if (one.exit) {
+      rank = one.exit.rank;
+      ranks = rank === null ? [] : [rank];
+    } else if (rank === null && root && one.kind <= GENERIC) rank = root.rank;
+    const entry = one.entry || known.get(one.id), group = one.group;
+    if (group && group.whereHit && group.whereHit.number !== one.hits[0].number) {
+      evidence.splice(1, 0, evidenceOf(group.whereHit));
+      evidence.length = Math.min(evidence.length, limits.evidence_shown);
+    }
+    const text = group ? ofException(one.id, group) : one.exit ? ofExit(one.id, one.exit) : {};
+    if (entry) {
+      const { title, cause, fix, collect } = entry;
+      Object.assign(text, { title: one.exit ? text.title : title, cause, fix, collect });
+    }
+    return {
+      id: one.id, role: one.role, rank, evidence, why: why(one, rank, ranks, root),
+      page: entry ? entry.page : "diagnose.html", count: one.count, ranks,
+      followed: one.below.map((f) => ({
+        id: f.id, title: f.entry ? f.entry.title : f.group ? f.group.name : f.id, count: f.count,
+        evidence: evidenceOf(f.hits[0]),
+      })),
+      ...text,
+    };
+  }
+
+  function ranksText(ranks) {
+    const runs = [];
+    for (const rank of ranks) {
+      const last = runs[runs.length - 1];
+      if (last && rank === last[1] + 1) last[1] = rank; else runs.push([rank, rank]);
+    }
+    const parts = runs.slice(0, limits.runs_shown).map(([a, b]) => (a === b ? `${a}` : b > a + 1 ? `${a}–${b}` : `${a}, ${b}`));
+    return `rank${ranks.length > 1 ? "s" : ""} ${parts.join(", ")}${runs.length > limits.runs_shown ? ", …" : ""}`;
+  }
+
+  function fill(template, values) {
+    return template.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+  }
+
+  function why(one, rank, ranks, root) {
+    let text = sentences.exit;
+    if (!one.exit) {
+      text = one.count === 1 ? sentences.once : sentences.often;
+      text += ranks.length > 1 ? sentences.several_ranks : ranks.length ? sentences.one_rank : sentences.no_rank;
+      if (root && root.rank !== null) {
+        if (ranks.includes(root.rank)) text += sentences.root_too;
+        else if (!ranks.length) text += sentences.root;
+        else if (one.kind <= GENERIC) text += sentences.other_root;
+      }
+    }
+    const line = one.hits[0].number;
+    return fill(text, { count: one.count, ranks: ranksText(ranks), rank, line, root: root && root.rank });
+  }
+
+  function ofException(id, group) {
+    const message = group.message.trim(), letters = [...message];
+    const short = letters.length <= 100 ? message : letters.slice(0, 99).join("") + "…";
+    const name = message ? `${group.name}: ${short}` : group.name;
+    const place = group.where ? fill(sentences.place, { where: group.where }) : "";
+    const text = {};
+    for (const [key, one] of Object.entries(answers[id])) text[key] = fill(one, { name, type: group.name, place });
+    if (group.before) text.cause += fill(sentences.while_handling, { before: group.before.name });
+    return text;
+  }
+
+  function ofExit(id, exit) {
+    const text = answers[id] || answers["exit-signal"], signal = data.tables.signals.find((one) => one.id === id);
+    const who = exit.rank === null ? "A process" : `Rank ${exit.rank}`;
+    const title = signal ? signal.title : text.title;
+    return { ...text, title: fill(title, { who, code: exit.code, number: id.replace("exit-signal-", "") }) };
+  }
+
+  // files: read_text of reading.py
+
+  async function diagnoseFiles(files, progress) {
+    const names = files.map((file) => file.webkitRelativePath || file.name || "");
+    const ranks = ranksOf(names);
+    const total = files.reduce((sum, file) => sum + file.size, 0);
+    let done = 0, characters = 0;
+    for (const [index, file] of files.entries()) {
+      start(names[index], ranks[index]);
+      const head = new Uint8Array(await file.slice(0, 2).arrayBuffer());
+      const packed = head[0] === 0x1f && head[1] === 0x8b;
+      const counter = new TransformStream({
+        transform(chunk, controller) { done += chunk.byteLength; controller.enqueue(chunk); },
+      });
+      let stream = file.stream().pipeThrough(counter);
+      if (packed) stream = stream.pipeThrough(new DecompressionStream("gzip"));
+      const reader = stream.getReader();
+      let decoder = null, reportedAt = 0;
+      for (;;) {
+        let chunk;
+        try {
+          chunk = await reader.read();
+        } catch (error) {
+          if (packed) break; // cut off while it was copied: what came before is worth reading
+          throw new Error(`${names[index]} cannot be read: ${error}`);
+        }
+        if (chunk.done) break;
+        const bytes = chunk.value;
+        if (!decoder && bytes.length) {
+          const wide = { "255,254": "utf-16le", "254,255": "utf-16be" }[`${bytes[0]},${bytes[1]}`];
+          if (!wide && isBinary(bytes)) throw new Error(`${names[index]} is not a text log, it holds binary data`);
+          decoder = new TextDecoder(wide || "utf-8");
+        }
+        const text = decoder.decode(bytes, { stream: true });
+        characters += text.length;
+        feed(text);
+        if (Date.now() - reportedAt > 100) {
+          reportedAt = Date.now();
+          progress(total ? done / total : 1);
+          await new Promise((resume) => setTimeout(resume));
+        }
+      }
+      if (decoder) feed(decoder.decode());
+      else if (packed) throw new Error(`${names[index]} is an empty or damaged gzip file`);
+    }
+    return { characters, diagnoses: finish() };
+  }
+
+  return { diagnoseFiles };
+};
