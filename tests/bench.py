@@ -20,7 +20,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ddp-bench-") as folder:
         archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
         subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
-        chapter = Path(folder, "handbook", "idea.md")
+        chapter = Path(folder, "handbook", "understand", "idea.md")
 
         def edit() -> None:
             chapter.write_text(chapter.read_text(encoding="utf-8") + "\nOne more sentence.\n", encoding="utf-8")

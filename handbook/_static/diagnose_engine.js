@@ -618,7 +618,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     }
     return {
       id: one.id, role: one.role, rank, evidence, why: why(one, rank, ranks, root),
-      page: entry ? entry.page : "diagnose.html", count: one.count, ranks,
+      page: entry ? entry.page : "repair/diagnose.html", count: one.count, ranks,
       followed: one.below.map((f) => ({
         id: f.id, title: f.entry ? f.entry.title : f.group ? f.group.name : f.id, count: f.count,
         evidence: evidenceOf(f.hits[0]),

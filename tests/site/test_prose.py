@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("handbook/*.md"), *ROOT.glob("slides/*.md"), ROOT / "README.md"])
+PAGES = sorted([*ROOT.glob("handbook/**/*.md"), *ROOT.glob("slides/*.md"), ROOT / "README.md"])
 LABS = sorted(ROOT.glob("gallery/*/plot_*.py"))
 
 # Words that promise instead of say; what is easy for the author makes the reader feel slow.

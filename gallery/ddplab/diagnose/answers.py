@@ -93,7 +93,7 @@ def written(one: Candidate, several: bool, root: Exit | None, known: Mapping[str
         rank=rank,
         evidence=evidence[: limits.evidence_shown],
         why=_why(one, rank, ranks, root),
-        page=page_of(one.id) if entry else "diagnose.html",
+        page=page_of(one.id) if entry else "repair/diagnose.html",
         count=one.count,
         ranks=ranks,
         followed=[Followed(f.id, _short_title(f), f.count, _evidence(f.hits[0], several)) for f in one.below],
@@ -103,7 +103,7 @@ def written(one: Candidate, several: bool, root: Exit | None, known: Mapping[str
 
 def page_of(entry_id: str) -> str:
     """Where an entry is in the book."""
-    return f"errors.html#error-{entry_id}"
+    return f"repair/errors.html#error-{entry_id}"
 
 
 def shortened(text: str, most: int) -> str:

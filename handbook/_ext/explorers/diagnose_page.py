@@ -61,7 +61,7 @@ def with_other_entries(app: Sphinx, env: BuildEnvironment, *_: Any) -> list[str]
 def visit(self: HTML5Translator, node: nodes.Element) -> None:
     """The element in a browser, a plain block elsewhere."""
     if folds(self.builder):
-        errors = self.builder.get_relative_uri(self.builder.current_docname, "repair/errors")
+        errors = self.builder.get_relative_uri(self.builder.current_docname, _errors_page(self.builder.env))
         self.body.append(f'<ddp-diagnose errors="{errors}">\n')
         self.body.append(f'<script type="application/json">{node["data"]}</script>\n<div class="diagnose-instead">\n')
         self.context.append("</div>\n</ddp-diagnose>\n")
@@ -81,6 +81,12 @@ def add_script(app: Sphinx, pagename: str, template: str, context: dict[str, Any
         for script in SCRIPTS:
             app.add_js_file(script, loading_method="defer")
         app.add_css_file("diagnose.css")
+
+
+def _errors_page(env: BuildEnvironment) -> str:
+    """The document of the error index: where the label ``errors`` stands, in a small book the page of that name."""
+    docname: str = env.domains.standard_domain.anonlabels.get("errors", ("errors", ""))[0]
+    return docname
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
