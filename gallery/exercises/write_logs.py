@@ -24,18 +24,18 @@ def scene(name: str, folder: str) -> None:
     import inspect
     from types import SimpleNamespace
 
-    from ddplab.grading import mending
+    from ddplab.grading import training
     from ddplab.grading.checks import _load
 
-    vars(mending).update(
-        visible_ddp=lambda: contextlib.nullcontext(mending.Reductions()),
+    vars(training).update(
+        visible_ddp=lambda: contextlib.nullcontext(training.Reductions()),
         explained=lambda learner: contextlib.nullcontext(),
-        slow_saves=lambda witness, gone: contextlib.nullcontext([]),
+        slow_saves=lambda recorder, gone: contextlib.nullcontext([]),
     )
     grader: Any = _load("grader", HERE / name / "grader.py")
     starter = _load("starter", HERE / name / "starter.py")
-    witness = SimpleNamespace(folder=Path(folder))
-    grader.scene(starter, *[witness][: len(inspect.signature(grader.scene).parameters) - 1])
+    recorder = SimpleNamespace(folder=Path(folder))
+    grader.scene(starter, *[recorder][: len(inspect.signature(grader.scene).parameters) - 1])
 
 
 def log_of(name: str) -> str:

@@ -11,14 +11,14 @@ import pytest
 import torch.distributed as dist
 
 from ddplab import launch
-from ddplab.grading import autopsy, checks, witness
+from ddplab.grading import checks, explain, recorder, run
 from ddplab.grading.exercises import EXERCISES, find_exercise, read_source
 
 
 def outcomes(exercise: str, path: Path, timeout_s: float = 60) -> list[checks.Outcome]:
     """All checks of the file at ``path``, by ``grade`` in this process: its fork server is warm already."""
     found = find_exercise(exercise)
-    return list(checks.grade(found, read_source(path, found), timeout_s))
+    return list(run.grade(found, read_source(path, found), timeout_s))
 
 
 def first_failure(exercise: str, folder: Path, text: str, timeout_s: float = 60) -> str:
@@ -43,7 +43,7 @@ def heard(exercise: str, texts: Mapping[str, str], folder: Path) -> dict[str, st
     A text whose ranks end, hang or diverge needs ranks of its own: see :func:`first_failure`.
     """
     said = dict.fromkeys(texts, "")
-    numbered = enumerate(checks._checks(find_exercise(exercise)))
+    numbered = enumerate(checks.checks_of(find_exercise(exercise)))
     for ranks, group in itertools.groupby(numbered, key=lambda pair: pair[1].ranks):
         left = {tried: text for tried, text in texts.items() if not said[tried]}
         numbers = [number for number, _ in group]
@@ -81,7 +81,7 @@ def asked_for(request: pytest.FixtureRequest) -> set[Any]:
 
 def _try_all(exercise: str, texts: Mapping[str, str], numbers: list[int], folder: Path) -> dict[str, str]:
     """On each rank: the first message of these checks for each text."""
-    said, found = dict.fromkeys(texts, ""), checks._checks(find_exercise(exercise))
+    said, found = dict.fromkeys(texts, ""), checks.checks_of(find_exercise(exercise))
     for at, (tried, number) in enumerate(itertools.product(texts, numbers)):
         if said[tried]:
             continue
@@ -89,9 +89,9 @@ def _try_all(exercise: str, texts: Mapping[str, str], numbers: list[int], folder
         place.mkdir(parents=True, exist_ok=True)
         dist.barrier()
         seen, wrong = None, ""
-        with witness.Witness(place / f"{dist.get_rank()}.calls") as own:
+        with recorder.Recorder(place / f"{dist.get_rank()}.calls") as own:
             try:
-                seen = found[number].observe(checks._load("learner", place / "mine.py", texts[tried]), own)
+                seen = found[number].observe(checks.load_module("learner", place / "mine.py", texts[tried]), own)
             except checks.Wrong as error:
                 wrong = error.message
         of_all = [None] * dist.get_world_size()
@@ -105,7 +105,7 @@ def _verdict(check, seen, wrong, calls):
     try:
         if any(wrong):
             return next(filter(None, wrong))
-        if diverged := autopsy.part(list(calls), check.read):
+        if diverged := explain.diverged(list(calls), check.read):
             raise diverged
         check.judge(list(seen))
     except checks.Wrong as error:

@@ -321,7 +321,7 @@ WRONG = {
     ),
     (ATOMIC, "fsync behind the rename"): (
         [(FSYNC, ""), (REPLACE, REPLACE + SYNC_LATE)],
-        "came after the rename, the power cut between",
+        "came after the rename, and the power was cut between",
     ),
     (ATOMIC, "no fsync of the folder"): (
         [(SYNC, "")],
@@ -398,7 +398,7 @@ WRONG = {
     ),
     (ATOMIC, "another program"): (
         [(REPLACE, '        os.system(f"mv {draft} {folder}/step-{step:012d}.pt")\n')],
-        "could not follow what `save` did|no other program",
+        "cannot follow what `save` does|calls `os.system`|no other program",
     ),
 }
 

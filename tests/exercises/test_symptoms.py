@@ -6,8 +6,8 @@ from graded import EXERCISES
 
 from ddplab.grading.checks import Wrong
 from ddplab.grading.exercises import section
+from ddplab.grading.recorder import Call
 from ddplab.grading.symptoms import expect_gradients, mean, usual
-from ddplab.grading.witness import Call
 
 
 def of(*values):

@@ -19,7 +19,7 @@ from ..diagnose.ranking import ranks_text, shortened
 from ..diagnose.reading import log_files, ranks_of, read_text
 from ..diagnose.words import NOTHING_KNOWN
 from ..errors import BadInput
-from .grade import Paper
+from .terminal import Terminal
 
 _SUMMARY = "find what failed first in the logs of a job, and what to do"
 _EXAMPLE = """\
@@ -179,11 +179,11 @@ def plain(markdown: str) -> str:
 
 
 def _text(shown: list[Diagnosis], more: int) -> str:
-    paper = Paper()
+    terminal = Terminal()
     blocks = []
     for place, one in enumerate(shown, start=1):
         title = inert(plain(one.title))
-        lines = [paper.strong(f"{place}. {title}"), f"   {one.id}" + _which(one)]
+        lines = [terminal.strong(f"{place}. {title}"), f"   {one.id}" + _which(one)]
         lines += [_evidence(evidence) for evidence in one.evidence]
         if place == 1:
             lines += ["", _wrapped(inert(plain(one.why)))]

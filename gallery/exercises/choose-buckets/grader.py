@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ddplab import device
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ddplab.costmodel import Gradient, Link, Step, bucketed, equal_layers, simulate_step
-from ddplab.grading import mending
+from ddplab.grading import training
 from ddplab.grading.checks import Wrong, check, expect
-from ddplab.grading.witness import Witness
+from ddplab.grading.recorder import Recorder
 
 READ = "performance-overlap"
 BUCKETS = "internals-buckets"
@@ -256,31 +256,31 @@ ANYTHING = anything()
 
 
 @check("Ordinary links", ranks=1, judge=judge(ORDINARY), read=READ)
-def ordinary(learner: ModuleType, witness: Witness) -> list[float]:
+def ordinary(learner: ModuleType, recorder: Recorder) -> list[float]:
     """Four models of equal layers over four links; latency, rate and backward all count."""
     return ask(learner, ORDINARY)
 
 
 @check("Latency is everything", ranks=1, judge=judge(LATENCY), read=READ)
-def latency(learner: ModuleType, witness: Witness) -> list[float]:
+def latency(learner: ModuleType, recorder: Recorder) -> list[float]:
     """Links whose latency is longer than the backward, and whose bytes cost next to nothing."""
     return ask(learner, LATENCY)
 
 
 @check("Bytes are everything", ranks=1, judge=judge(BYTES), read=READ)
-def rate(learner: ModuleType, witness: Witness) -> list[float]:
+def rate(learner: ModuleType, recorder: Recorder) -> list[float]:
     """Links without latency, or with a microsecond."""
     return ask(learner, BYTES)
 
 
 @check("Uneven models", ranks=1, judge=judge(UNEVEN), read=READ)
-def uneven_models(learner: ModuleType, witness: Witness) -> list[float]:
+def uneven_models(learner: ModuleType, recorder: Recorder) -> list[float]:
     """A transformer whose embedding comes last or first, and layers that double or halve."""
     return ask(learner, UNEVEN)
 
 
 @check("40 links and models of all kinds", ranks=1, judge=judge(ANYTHING), read=READ)
-def all_kinds(learner: ModuleType, witness: Witness) -> list[float]:
+def all_kinds(learner: ModuleType, recorder: Recorder) -> list[float]:
     """One gradient to 32, ready at any time, equal or not; latencies of 0.01 % to 300 %."""
     return ask(learner, ANYTHING)
 
@@ -307,7 +307,7 @@ def wrapped(learner: ModuleType, case: Case) -> Wrapped:
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     model.to(device())
     (chosen,) = ask(learner, [case])
-    with mending.visible_ddp() as reductions:
+    with training.visible_ddp() as reductions:
         ddp = learner.wrap(model, list(case.gradients), case.latency_s, case.bytes_per_s)
         if not isinstance(ddp, DistributedDataParallel) or ddp.module is not model:
             raise Wrong(
@@ -373,13 +373,13 @@ def read_back(seen: list[list[Wrapped]]) -> None:
 
 
 @check("The buckets that DDP makes", ranks=2, judge=read_back, read=BUCKETS)
-def buckets_of_ddp(learner: ModuleType, witness: Witness) -> list[Wrapped]:
+def buckets_of_ddp(learner: ModuleType, recorder: Recorder) -> list[Wrapped]:
     """`wrap` for two links, three steps on two ranks; the buckets of the third are read back."""
     return [wrapped(learner, case) for case in WRAPPED]
 
 
 @check("One cap for all ranks", ranks=2, judge=one_for_all, read="idea-replicated")
-def one_cap(learner: ModuleType, witness: Witness) -> Wrapped:
+def one_cap(learner: ModuleType, recorder: Recorder) -> Wrapped:
     """Rank 1 is four times as slow as rank 0, and its profile says so."""
     backward_s = 16e-3 * 4 ** dist.get_rank()
     return wrapped(learner, even(LAYERS, 4 * WIDTH**2, backward_s, *LINKS[0]))

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import (  # as they are, unseen by the witness
+from torch.distributed.distributed_c10d import (  # as they are, unseen by the recorder
     barrier,
     broadcast_object_list,
 )
@@ -35,7 +35,7 @@ from torch.utils.data import Dataset
 
 from ddplab.grading.checks import Wrong, check, expect
 from ddplab.grading.ports import free_port
-from ddplab.grading.witness import Witness
+from ddplab.grading.recorder import Recorder
 
 SAMPLERS = "setup-samplers"
 GROUP = "setup-process-group"
@@ -236,11 +236,11 @@ class Seen:
     printed: str
 
 
-def train(learner: ModuleType, witness: Witness, length: int, epochs: int, batch_size: int) -> Seen:
+def train(learner: ModuleType, recorder: Recorder, length: int, epochs: int, batch_size: int) -> Seen:
     """Call `train_ddp` on this rank."""
     rank, world = dist.get_rank(), dist.get_world_size()
     port = meet()
-    log, folder = witness.folder / "log", witness.folder / "out"
+    log, folder = recorder.folder / "log", recorder.folder / "out"
     log.mkdir(exist_ok=True)
     folder.mkdir(exist_ok=True)
     build, saves, save = BuildModel(log, length, seed=rank + 1), [], torch.save
@@ -710,7 +710,7 @@ def judge_group(seen: list[list[dict[str, Any]]]) -> None:
 
 
 @check("The ranks meet, leave, and meet again", ranks=2, judge=judge_group, read=GROUP)
-def group(learner: ModuleType, witness: Witness) -> list[dict[str, Any]]:
+def group(learner: ModuleType, recorder: Recorder) -> list[dict[str, Any]]:
     """`setup_ddp` and `cleanup_ddp` with one port, then both again with another."""
     rank, world = dist.get_rank(), dist.get_world_size()
     ports = [free_port(), free_port()]
@@ -741,9 +741,9 @@ def group(learner: ModuleType, witness: Witness) -> list[dict[str, Any]]:
     judge=judge_samples(20, 3, 3),
     read=SAMPLERS,
 )
-def samples(learner: ModuleType, witness: Witness) -> Seen:
+def samples(learner: ModuleType, recorder: Recorder) -> Seen:
     """`train_ddp` on three ranks: 20 samples, 3 epochs, 3 samples per rank and step."""
-    return train(learner, witness, 20, 3, 3)
+    return train(learner, recorder, 20, 3, 3)
 
 
 @check(
@@ -752,9 +752,9 @@ def samples(learner: ModuleType, witness: Witness) -> Seen:
     judge=judge_weights(20),
     read="idea-equality",
 )
-def weights(learner: ModuleType, witness: Witness) -> Seen:
+def weights(learner: ModuleType, recorder: Recorder) -> Seen:
     """`train_ddp` on two ranks whose models start with other weights: 2 epochs, batches of 4."""
-    return train(learner, witness, 20, 2, 4)
+    return train(learner, recorder, 20, 2, 4)
 
 
 @check(
@@ -763,9 +763,9 @@ def weights(learner: ModuleType, witness: Witness) -> Seen:
     judge=judge_losses(20, 2),
     read="museum-local-loss-as-global",
 )
-def losses(learner: ModuleType, witness: Witness) -> Seen:
+def losses(learner: ModuleType, recorder: Recorder) -> Seen:
     """`train_ddp` on two ranks: 2 epochs of 10 samples each, in steps of 4, 4 and 2."""
-    return train(learner, witness, 20, 2, 4)
+    return train(learner, recorder, 20, 2, 4)
 
 
 @check(
@@ -774,9 +774,9 @@ def losses(learner: ModuleType, witness: Witness) -> Seen:
     judge=judge_outputs(2),
     read=HOME,
 )
-def outputs(learner: ModuleType, witness: Witness) -> Seen:
+def outputs(learner: ModuleType, recorder: Recorder) -> Seen:
     """`train_ddp` on two ranks, with a disk on which saving takes a while."""
-    return train(learner, witness, 20, 2, 4)
+    return train(learner, recorder, 20, 2, 4)
 
 
 # -- checks that let it start ranks of its own --------------------------------------------------
@@ -835,13 +835,13 @@ class Launched:
 
 
 def launched(
-    learner: ModuleType, witness: Witness, world: int, *, fails: bool = False, launches: int = 1
+    learner: ModuleType, recorder: Recorder, world: int, *, fails: bool = False, launches: int = 1
 ) -> Launched:
     """Call `launch_distributed` in this rank, as a program would.
 
     One launch that is to succeed finds `USUAL_PORTS` taken.
     """
-    base = witness.folder / f"launch{os.getpid()}"
+    base = recorder.folder / f"launch{os.getpid()}"
     modules, log, folder = base / "modules", base / "log", base / "out"
     for path in (modules, log, folder):
         path.mkdir(parents=True)
@@ -950,17 +950,17 @@ def judge_launch(seen: list[Launched]) -> None:
 
 
 @check("It starts its ranks, and ends when they have", ranks=1, judge=judge_launch, read=HOME)
-def launch_three(learner: ModuleType, witness: Witness) -> Launched:
+def launch_three(learner: ModuleType, recorder: Recorder) -> Launched:
     """`launch_distributed(3, …)`, while others listen at the ports of well-known examples."""
     meet()
-    return launched(learner, witness, 3)
+    return launched(learner, recorder, 3)
 
 
 @check("Two launches at the same time", ranks=2, judge=judge_launch, read=GROUP)
-def launch_twice(learner: ModuleType, witness: Witness) -> Launched:
+def launch_twice(learner: ModuleType, recorder: Recorder) -> Launched:
     """Two programs of one machine call `launch_distributed(2, …)` at the same moment."""
     meet()
-    return launched(learner, witness, 2, launches=2)
+    return launched(learner, recorder, 2, launches=2)
 
 
 def judge_failure(seen: list[Launched]) -> None:
@@ -980,7 +980,7 @@ def judge_failure(seen: list[Launched]) -> None:
 
 
 @check("A rank that fails ends the launch", ranks=1, judge=judge_failure, read=HOME)
-def failure(learner: ModuleType, witness: Witness) -> Launched:
+def failure(learner: ModuleType, recorder: Recorder) -> Launched:
     """`launch_distributed(2, …)` with a model that raises on rank 1."""
     meet()
-    return launched(learner, witness, 2, fails=True)
+    return launched(learner, recorder, 2, fails=True)

@@ -24,9 +24,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Dataset
 
 from ddplab import device
-from ddplab.grading import mending
+from ddplab.grading import training
 from ddplab.grading.checks import Wrong, _load, check, expect
-from ddplab.grading.witness import Witness
+from ddplab.grading.recorder import Recorder
 
 READ = "checkpointing-exact"
 POSITION = "setup-resume-data"
@@ -194,7 +194,7 @@ def process(file: str, text: str, folder: Path, last_step: int, number: int) -> 
     random.seed(900 + 10 * number + rank)
     before, start = Generators.now(), weights(new_model(100 * number))
     learner, model = _load("learner", Path(file), text), new_model(100 * number + rank)
-    with mending.visible_ddp(), watched(model) as (steps, saved), mending.explained(learner):
+    with training.visible_ddp(), watched(model) as (steps, saved), training.explained(learner):
         losses = learner.train(model, Noisy(world), folder, last_step)
     dist.barrier()
     try:
@@ -205,19 +205,19 @@ def process(file: str, text: str, folder: Path, last_step: int, number: int) -> 
 
 
 def play(
-    learner: ModuleType, witness: Witness, plans: Sequence[Sequence[int]], starter: bool = False
+    learner: ModuleType, recorder: Recorder, plans: Sequence[Sequence[int]], starter: bool = False
 ) -> Played:
     """Train to the last step of all plans in one go, also with the starter; and as planned."""
     file, last_step = str(learner.__file__), max(plan[-1] for plan in plans)
     text, right = "".join(linecache.getlines(file)), STARTER.read_text(encoding="utf-8")
     for name in ("reference", "whole"):
-        (witness.folder / name).mkdir(exist_ok=True)
-    folder = witness.folder / "reference"
+        (recorder.folder / name).mkdir(exist_ok=True)
+    folder = recorder.folder / "reference"
     reference = process(str(STARTER), right, folder, last_step, 0) if starter else None
-    whole = process(file, text, witness.folder / "whole", last_step, 0)
+    whole = process(file, text, recorder.folder / "whole", last_step, 0)
     parts = []
     for number, plan in enumerate(plans):
-        folder = witness.folder / f"plan-{number}"
+        folder = recorder.folder / f"plan-{number}"
         folder.mkdir(exist_ok=True)
         parts.append([process(file, text, folder, at, i) for i, at in enumerate(plan)])
     return Played(reference, whole, parts)
@@ -699,18 +699,18 @@ THREE = [(6, 8), (8, 9)]
 
 
 @check("Stopped in the middle of an epoch", ranks=2, judge=exact(*MIDDLE), read=READ)
-def middle(learner: ModuleType, witness: Witness) -> Played:
+def middle(learner: ModuleType, recorder: Recorder) -> Played:
     """Four batches per epoch: 9 steps in one go; then 6 steps, and resumed for 3 more."""
-    return play(learner, witness, MIDDLE, starter=True)
+    return play(learner, recorder, MIDDLE, starter=True)
 
 
 @check("Stopped again and again", ranks=2, judge=exact(*AGAIN), read=READ)
-def again(learner: ModuleType, witness: Witness) -> Played:
+def again(learner: ModuleType, recorder: Recorder) -> Played:
     """Stopped after steps 1, 2, 4 (the end of an epoch; resumed with nothing to do), 5 and 8."""
-    return play(learner, witness, AGAIN)
+    return play(learner, recorder, AGAIN)
 
 
 @check("Three ranks", ranks=3, judge=exact(*THREE), read=REBUILD)
-def three(learner: ModuleType, witness: Witness) -> Played:
+def three(learner: ModuleType, recorder: Recorder) -> Played:
     """Stopped after step 6, in the middle of an epoch; in another run after 8, at the end."""
-    return play(learner, witness, THREE)
+    return play(learner, recorder, THREE)

@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddplab import device
-from ddplab.grading import mending
+from ddplab.grading import training
 from ddplab.grading.checks import Wrong, check, expect
-from ddplab.grading.mending import Weights
+from ddplab.grading.recorder import Call, Recorder
 from ddplab.grading.symptoms import Gradients, Symptom, expect_gradients, times, total
-from ddplab.grading.witness import Call, Witness
+from ddplab.grading.training import Weights
 
 LR, MICRO, WIDTH = 0.05, 2, 400
 READ = "internals-no-sync"
@@ -64,7 +64,7 @@ def small_module() -> nn.Module:
     So DDP has two buckets from the second step on, and one in the first.
     """
     layers = nn.Linear(3, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)
-    module = mending.filled(nn.Sequential(*layers), 1)
+    module = training.filled(nn.Sequential(*layers), 1)
     with torch.no_grad():
         for p in module.parameters():
             p.div_(WIDTH**0.5)
@@ -107,7 +107,7 @@ def named(numbers: Sequence[int]) -> str:
 
 
 @contextlib.contextmanager
-def watched(module: nn.Module, witness: Witness) -> Iterator[Seen]:
+def watched(module: nn.Module, recorder: Recorder) -> Iterator[Seen]:
     """See each forward of `module`, each `no_sync`, and each step of an optimizer."""
     seen, no_sync, made = Seen(), DistributedDataParallel.no_sync, 0
     samples: list[int] = []
@@ -132,12 +132,12 @@ def watched(module: nn.Module, witness: Witness) -> Iterator[Seen]:
 
     def step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         nonlocal made
-        calls, made = witness.calls[made:], len(witness.calls)
+        calls, made = recorder.calls[made:], len(recorder.calls)
         seen.steps.append(Step(some(held(module)), calls, samples[:], synced[:]))
         samples.clear()
         synced.clear()
 
-    made = len(witness.calls)
+    made = len(recorder.calls)
     hooks = [module.register_forward_pre_hook(forward), register_optimizer_step_pre_hook(step)]
     DistributedDataParallel.no_sync = noted  # type: ignore[method-assign]
     try:
@@ -146,16 +146,16 @@ def watched(module: nn.Module, witness: Witness) -> Iterator[Seen]:
         DistributedDataParallel.no_sync = no_sync  # type: ignore[method-assign]
         for hook in hooks:
             hook.remove()
-        seen.end = {name: value.flatten()[:20] for name, value in mending.weights(module).items()}
+        seen.end = {name: value.flatten()[:20] for name, value in training.weights(module).items()}
 
 
-def play(learner: ModuleType, witness: Witness, micros: int, accumulate: int) -> Seen:
+def play(learner: ModuleType, recorder: Recorder, micros: int, accumulate: int) -> Seen:
     """Train on this rank."""
     module = small_module().to(device())
     batches = [micro_batch(dist.get_rank(), number) for number in range(micros)]
     batches = [(x.to(device()), y.to(device())) for x, y in batches]
     needed = buckets(small_module().to(device()), batches, accumulate)
-    with mending.visible_ddp(), watched(module, witness) as seen, mending.explained(learner):
+    with training.visible_ddp(), watched(module, recorder) as seen, training.explained(learner):
         learner.train(module, batches, accumulate, LR)
     seen.buckets = needed
     return seen
@@ -164,7 +164,7 @@ def play(learner: ModuleType, witness: Witness, micros: int, accumulate: int) ->
 def buckets(module: nn.Module, batches: Sequence[Any], accumulate: int) -> list[int]:
     """How many buckets DDP reduces in each step of a right loop; in the first one they differ."""
     counts = []
-    with mending.visible_ddp() as reductions:
+    with training.visible_ddp() as reductions:
         ddp = DistributedDataParallel(module)
         for start in range(0, len(batches), accumulate):
             *others, last = batches[start : start + accumulate]
@@ -206,7 +206,7 @@ def reference(ranks: int, windows: Sequence[Sequence[int]]) -> Reference:
         x, y = (torch.cat(both) for both in zip(*parts, strict=True))
         mse_loss(module(x), y).backward()
         optimizer.step()
-    end = {name: value.flatten()[:20] for name, value in mending.weights(module).items()}
+    end = {name: value.flatten()[:20] for name, value in training.weights(module).items()}
     return Reference(alone, end)
 
 
@@ -228,11 +228,11 @@ def as_big_batches(micros: int, accumulate: int) -> Callable[[list[Seen]], None]
             )
         for number, window in enumerate(windows):
             gradients_of(number, window, accumulate, seen, right)
-        mending.expect_one_model(
+        training.expect_one_model(
             [s.end for s in seen], None, "Their gradients were the same in each step."
         )
         expect(
-            mending.same(seen[0].end, right.end),
+            training.same(seen[0].end, right.end),
             "Each step had the right gradients, but the weights are not those of big batches: look "
             "at what was done to the weights or to the optimizer beside its steps.",
             "idea-equality",
@@ -391,15 +391,15 @@ def once_per_step(seen: list[Seen]) -> None:
 
 
 @check("Two full windows", ranks=2, judge=as_big_batches(6, 3), read=READ)
-def full_windows(learner: ModuleType, witness: Witness) -> Seen:
+def full_windows(learner: ModuleType, recorder: Recorder) -> Seen:
     """Six micro-batches in windows of three: what each step is given, and the final weights."""
-    return play(learner, witness, 6, 3)
+    return play(learner, recorder, 6, 3)
 
 
 @check("Each step communicates once", ranks=2, judge=once_per_step, read=READ)
-def communication(learner: ModuleType, witness: Witness) -> Seen:
+def communication(learner: ModuleType, recorder: Recorder) -> Seen:
     """The same again; the all-reduces between two steps are counted."""
-    return play(learner, witness, 6, 3)
+    return play(learner, recorder, 6, 3)
 
 
 def short_window(seen: list[Seen]) -> None:
@@ -409,9 +409,9 @@ def short_window(seen: list[Seen]) -> None:
 
 
 @check("The last window is shorter", ranks=2, judge=short_window, read=READ)
-def tail(learner: ModuleType, witness: Witness) -> Seen:
+def tail(learner: ModuleType, recorder: Recorder) -> Seen:
     """Eight micro-batches in windows of three: two are left."""
-    return play(learner, witness, 8, 3)
+    return play(learner, recorder, 8, 3)
 
 
 def corners(seen: list[list[Seen]]) -> None:
@@ -426,6 +426,6 @@ CORNERS = [(3, 1), (2, 4), (4, 4), (5, 4)]
 
 
 @check("Other windows, three ranks", ranks=3, judge=corners, read=READ)
-def other_windows(learner: ModuleType, witness: Witness) -> list[Seen]:
+def other_windows(learner: ModuleType, recorder: Recorder) -> list[Seen]:
     """3 micro-batches in windows of 1; 2, 4 and 5 in windows of 4."""
-    return [play(learner, witness, *corner) for corner in CORNERS]
+    return [play(learner, recorder, *corner) for corner in CORNERS]

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device
-from ddplab.grading import mending
+from ddplab.grading import training
 from ddplab.grading.checks import Wrong, check, expect
-from ddplab.grading.mending import Weights
-from ddplab.grading.witness import Witness
+from ddplab.grading.recorder import Recorder
+from ddplab.grading.training import Weights
 
 LR, PATIENCE, MAX_EPOCHS = 0.05, 2, 14
 READ = "fault-differing-branches"
@@ -43,9 +43,9 @@ def play(learner: ModuleType, targets: list[float], max_epochs: int = MAX_EPOCHS
     model.to(device())
     training = column([1.0] * 12), column([4.0] * 12)
     validation = column([1.0] * len(targets)), column(targets)
-    with mending.visible_ddp(), mending.explained(learner):
+    with training.visible_ddp(), training.explained(learner):
         epochs = learner.train(rank, world, model, training, validation, max_epochs, PATIENCE, LR)
-    return Seen(epochs, mending.weights(model))
+    return Seen(epochs, training.weights(model))
 
 
 def scene(learner: ModuleType) -> Seen:
@@ -82,11 +82,11 @@ def together(seen: list[Seen]) -> None:
     listed = ", ".join(map(str, counts))
     expect(len(set(counts)) == 1, f"The ranks stopped after {listed} epochs.", READ)
     hint = "A step that not all ranks make must not be made by any."
-    mending.expect_one_model([s.end for s in seen], None, hint, READ)
+    training.expect_one_model([s.end for s in seen], None, hint, READ)
 
 
 @check("Two ranks stop together", ranks=2, judge=together, read=READ)
-def two_ranks(learner: ModuleType, witness: Witness) -> Seen:
+def two_ranks(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, five validation samples; their own shares would stop after 11 and 7 epochs."""
     return scene(learner)
 
@@ -132,18 +132,18 @@ def as_one(targets: list[float], max_epochs: int = MAX_EPOCHS) -> Callable[[list
 
 
 @check("They stop where one process stops", ranks=2, judge=as_one(TARGETS), read=READ)
-def as_one_process(learner: ModuleType, witness: Witness) -> Seen:
+def as_one_process(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, five validation samples: shares of three and two."""
     return play(learner, TARGETS)
 
 
 @check("A rank without validation samples", ranks=3, judge=as_one([3.0, 1.0]), read=READ)
-def empty_share(learner: ModuleType, witness: Witness) -> Seen:
+def empty_share(learner: ModuleType, recorder: Recorder) -> Seen:
     """Three ranks, two validation samples."""
     return play(learner, [3.0, 1.0])
 
 
 @check("No stop where the loss still falls", ranks=2, judge=as_one([9.0, 9.0], 4), read=READ)
-def no_stop(learner: ModuleType, witness: Witness) -> Seen:
+def no_stop(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, a validation loss that falls in all of four epochs."""
     return play(learner, [9.0, 9.0], max_epochs=4)

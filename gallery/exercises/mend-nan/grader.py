@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from ddplab import device
-from ddplab.grading import mending
+from ddplab.grading import training
 from ddplab.grading.checks import Wrong, check, expect
-from ddplab.grading.mending import Weights
-from ddplab.grading.witness import Witness
+from ddplab.grading.recorder import Recorder
+from ddplab.grading.training import Weights
 
 LR = 0.05
 READ = "fault-nan-on-one-rank"
@@ -45,12 +45,12 @@ def batches_of(rank: int, steps: int, bad: Bad) -> Batches:
 def play(learner: ModuleType, steps: int, bad: Bad) -> Seen:
     """Train on this rank."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = mending.filled(nn.Linear(2, 1), rank + 1).to(device())
-    start = mending.weights(model)
+    model = training.filled(nn.Linear(2, 1), rank + 1).to(device())
+    start = training.weights(model)
     batches = [(x.to(device()), y.to(device())) for x, y in batches_of(rank, steps, bad)]
-    with mending.visible_ddp(), mending.explained(learner):
+    with training.visible_ddp(), training.explained(learner):
         left_out = learner.train(rank, world, model, batches, LR)
-    return Seen(start, mending.weights(model), left_out)
+    return Seen(start, training.weights(model), left_out)
 
 
 def in_one_process(ranks: int, good: list[int], bad: Bad, *, finite_ranks: bool = False) -> Weights:
@@ -58,7 +58,7 @@ def in_one_process(ranks: int, good: list[int], bad: Bad, *, finite_ranks: bool 
 
     ``finite_ranks``: a damaged batch counts as zero, and the other ranks' as ever.
     """
-    model = mending.filled(nn.Linear(2, 1), 1)
+    model = training.filled(nn.Linear(2, 1), 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     everything = [batches_of(rank, max(good, default=0) + 1, bad) for rank in range(ranks)]
     for step in good:
@@ -69,7 +69,7 @@ def in_one_process(ranks: int, good: list[int], bad: Bad, *, finite_ranks: bool 
         if losses:
             (torch.stack(losses).sum() / ranks).backward()
         optimizer.step()
-    return mending.weights(model)
+    return training.weights(model)
 
 
 def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
@@ -80,7 +80,7 @@ def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
             "A damaged batch reaches every rank through the all-reduce, and a decision that each "
             "rank takes from its own loss parts them. All must know before any of them steps."
         )
-        mending.expect_one_model([s.end for s in seen], seen[0].start, hint, READ)
+        training.expect_one_model([s.end for s in seen], seen[0].start, hint, READ)
         ranks, held = len(seen), seen[0].end
         bad_steps = {step for _, step in bad}
         good = [step for step in range(steps) if step not in bad_steps]
@@ -95,8 +95,8 @@ def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
             ),
         ]
         right = in_one_process(ranks, good, bad)
-        if not mending.same(held, right):
-            idea = next((says for end, says in mistakes if mending.same(held, end)), "")
+        if not training.same(held, right):
+            idea = next((says for end, says in mistakes if training.same(held, end)), "")
             raise Wrong(
                 f"The ranks agree, but not with one process that trains on the {len(good)} good "
                 f"of {steps} steps alone. {idea}".rstrip(),
@@ -118,7 +118,7 @@ def scene(learner: ModuleType) -> Seen:
 
 
 @check("One bad batch on one rank", ranks=2, judge=judge_of(5, {(1, 2): math.nan}), read=READ)
-def one_bad(learner: ModuleType, witness: Witness) -> Seen:
+def one_bad(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, five steps; in the third, rank 1's batch holds a NaN."""
     return scene(learner)
 
@@ -127,12 +127,12 @@ MANY = {(0, 0): math.inf, (2, 3): math.nan, (0, 3): -math.inf, (1, 5): math.nan}
 
 
 @check("Bad batches anywhere", ranks=3, judge=judge_of(6, MANY), read=READ)
-def many_bad(learner: ModuleType, witness: Witness) -> Seen:
+def many_bad(learner: ModuleType, recorder: Recorder) -> Seen:
     """Three ranks, six steps; the first, the fourth on two ranks, and the last have NaN or inf."""
     return play(learner, 6, MANY)
 
 
 @check("Good batches are all used", ranks=2, judge=judge_of(4, {}), read=READ)
-def none_bad(learner: ModuleType, witness: Witness) -> Seen:
+def none_bad(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, four steps, no damage."""
     return play(learner, 4, {})

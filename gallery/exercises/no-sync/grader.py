@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device
 from ddplab.grading.checks import check, expect
+from ddplab.grading.recorder import Call, Recorder
 from ddplab.grading.symptoms import (
     Gradients,
     Symptom,
@@ -21,7 +22,6 @@ from ddplab.grading.symptoms import (
     times,
     total,
 )
-from ddplab.grading.witness import Call, Witness
 
 # Input and factor of the loss of each micro-batch, by rank: whole numbers, so that all sums are
 # exact.
@@ -70,7 +70,7 @@ def evaluate(model: nn.Module, batch: torch.Tensor) -> None:
     model.train()
 
 
-def play(learner: ModuleType, witness: Witness, scene: Scene) -> Seen:
+def play(learner: ModuleType, recorder: Recorder, scene: Scene) -> Seen:
     """Play the scene with the learner's class, and with torch's."""
     batches = [torch.full((1, 3), value).to(device()) for value in INPUTS[dist.get_rank()]]
     seen = Seen([], [], [], [], [])
@@ -81,14 +81,14 @@ def play(learner: ModuleType, witness: Witness, scene: Scene) -> Seen:
 
     def look(model: Any) -> None:
         seen.mine.append(gradients(model.module))
-        seen.made.append(len(witness.calls) - start)
+        seen.made.append(len(recorder.calls) - start)
 
     ddp = DistributedDataParallel(small_module())
     scene(ddp, batches, lambda model: seen.torchs.append(gradients(model.module)))
     mine = learner.SmallDDP(small_module())
-    start = len(witness.calls)
+    start = len(recorder.calls)
     scene(mine, batches, look)
-    seen.calls = witness.calls[start:]
+    seen.calls = recorder.calls[start:]
     return seen
 
 
@@ -163,14 +163,14 @@ def mistakes(seen: list[Seen], micros: tuple[int, ...], silent: bool) -> list[Sy
     judge=as_torch(((0,), "The class did that when you were given it: what did you change?")),
     read="internals-backward",
 )
-def without(learner: ModuleType, witness: Witness) -> Seen:
+def without(learner: ModuleType, recorder: Recorder) -> Seen:
     """One forward and backward, outside of any `no_sync`."""
 
     def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
         step(model, batches[0])
         look(model)
 
-    return play(learner, witness, scene)
+    return play(learner, recorder, scene)
 
 
 @check(
@@ -182,7 +182,7 @@ def without(learner: ModuleType, witness: Witness) -> Seen:
     ),
     read=READ,
 )
-def inside(learner: ModuleType, witness: Witness) -> Seen:
+def inside(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two micro-batches inside one `no_sync`."""
 
     def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
@@ -192,7 +192,7 @@ def inside(learner: ModuleType, witness: Witness) -> Seen:
             look(model)
         look(model)
 
-    return play(learner, witness, scene)
+    return play(learner, recorder, scene)
 
 
 @check(
@@ -201,7 +201,7 @@ def inside(learner: ModuleType, witness: Witness) -> Seen:
     judge=as_torch(((0, 1, 2), ""), ((0, 1, 2), "It was right in the first round.")),
     read=READ,
 )
-def accumulation(learner: ModuleType, witness: Witness) -> Seen:
+def accumulation(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two micro-batches inside `no_sync`, a third outside; `zero_grad()`, and all of it again."""
 
     def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
@@ -213,7 +213,7 @@ def accumulation(learner: ModuleType, witness: Witness) -> Seen:
             step(model, batches[2])
             look(model)
 
-    return play(learner, witness, scene)
+    return play(learner, recorder, scene)
 
 
 @check(
@@ -229,7 +229,7 @@ def accumulation(learner: ModuleType, witness: Witness) -> Seen:
     ),
     read=READ,
 )
-def nested(learner: ModuleType, witness: Witness) -> Seen:
+def nested(learner: ModuleType, recorder: Recorder) -> Seen:
     """`no_sync` inside `no_sync`, with a micro-batch after the inner one has ended."""
 
     def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
@@ -241,7 +241,7 @@ def nested(learner: ModuleType, witness: Witness) -> Seen:
         step(model, batches[2])
         look(model)
 
-    return play(learner, witness, scene)
+    return play(learner, recorder, scene)
 
 
 @check(
@@ -256,7 +256,7 @@ def nested(learner: ModuleType, witness: Witness) -> Seen:
     ),
     read=READ,
 )
-def exception(learner: ModuleType, witness: Witness) -> Seen:
+def exception(learner: ModuleType, recorder: Recorder) -> Seen:
     """A KeyError leaves `no_sync`, the training loop catches it, and an ordinary step follows."""
     came_out = []
 
@@ -269,7 +269,7 @@ def exception(learner: ModuleType, witness: Witness) -> Seen:
         step(model, batches[0])
         look(model)
 
-    seen = play(learner, witness, scene)
+    seen = play(learner, recorder, scene)
     expect(
         len(came_out) == 2,
         "The exception never came out of `no_sync`: a context manager that catches what is raised "
@@ -290,7 +290,7 @@ def exception(learner: ModuleType, witness: Witness) -> Seen:
     ),
     read=READ,
 )
-def other_model(learner: ModuleType, witness: Witness) -> Seen:
+def other_model(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two models, as in a GAN: a step of the first inside the `no_sync` of the second."""
 
     def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
@@ -299,7 +299,7 @@ def other_model(learner: ModuleType, witness: Witness) -> Seen:
             step(model, batches[0])
         look(model)
 
-    return play(learner, witness, scene)
+    return play(learner, recorder, scene)
 
 
 KEEP = "Keep what the flag was when the forward ran."
@@ -314,7 +314,7 @@ KEEP = "Keep what the flag was when the forward ran."
     ),
     read="museum-no-sync-around-backward",
 )
-def forward_decides(learner: ModuleType, witness: Witness) -> Seen:
+def forward_decides(learner: ModuleType, recorder: Recorder) -> Seen:
     """A forward outside whose backward is inside `no_sync`; `zero_grad()`, then the opposite."""
 
     def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
@@ -328,7 +328,7 @@ def forward_decides(learner: ModuleType, witness: Witness) -> Seen:
         loss.backward()
         look(model)
 
-    return play(learner, witness, scene)
+    return play(learner, recorder, scene)
 
 
 BETWEEN = "A forward under `torch.no_grad()`, which has no backward, came between, and decided."
@@ -340,7 +340,7 @@ BETWEEN = "A forward under `torch.no_grad()`, which has no backward, came betwee
     judge=as_torch(((0,), BETWEEN), ((1,), BETWEEN)),
     read=READ,
 )
-def evaluation(learner: ModuleType, witness: Witness) -> Seen:
+def evaluation(learner: ModuleType, recorder: Recorder) -> Seen:
     """A forward inside `no_sync`, an evaluation outside, then the backward; and the opposite."""
 
     def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
@@ -356,4 +356,4 @@ def evaluation(learner: ModuleType, witness: Witness) -> Seen:
         loss.backward()
         look(model)
 
-    return play(learner, witness, scene)
+    return play(learner, recorder, scene)

@@ -10,7 +10,7 @@ from types import ModuleType
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, Step, bucketed, equal_layers, simulate_step
 from ddplab.grading.checks import Wrong, check
-from ddplab.grading.witness import Witness
+from ddplab.grading.recorder import Recorder
 
 READ = "performance-cost-model"
 BUCKETS = "internals-buckets"
@@ -318,36 +318,36 @@ ANYTHING = anything()
 
 
 @check("One bucket", ranks=1, judge=lambda seen: judge(ONE_BUCKET, seen[0]), read=READ)
-def one_bucket(learner: ModuleType, witness: Witness) -> list[float]:
+def one_bucket(learner: ModuleType, recorder: Recorder) -> list[float]:
     """All layers fit below the cap: forward, backward, and one transfer that nothing hides."""
     return ask(learner, ONE_BUCKET)
 
 
 @check("Hidden by the backward", ranks=1, judge=lambda seen: judge(HIDDEN, seen[0]), read=READ)
-def hidden(learner: ModuleType, witness: Witness) -> list[float]:
+def hidden(learner: ModuleType, recorder: Recorder) -> list[float]:
     """Several buckets; each has arrived before the next is full, and only the last one shows."""
     return ask(learner, HIDDEN)
 
 
 @check("Waiting for the link", ranks=1, judge=lambda seen: judge(QUEUED, seen[0]), read=READ)
-def queued(learner: ModuleType, witness: Witness) -> list[float]:
+def queued(learner: ModuleType, recorder: Recorder) -> list[float]:
     """Several buckets over a link that is slower than the backward."""
     return ask(learner, QUEUED)
 
 
 @check("Buckets as torch fills them", ranks=1, judge=lambda seen: judge(CAPS, seen[0]), read=READ)
-def caps(learner: ModuleType, witness: Witness) -> list[float]:
+def caps(learner: ModuleType, recorder: Recorder) -> list[float]:
     """Caps that are no multiple of a layer, layers that are no multiple of a bucket."""
     return ask(learner, CAPS)
 
 
 @check("The U-curve of the lab", ranks=1, judge=lambda seen: judge(LAB, seen[0]), read=READ)
-def lab(learner: ModuleType, witness: Witness) -> list[float]:
+def lab(learner: ModuleType, recorder: Recorder) -> list[float]:
     """Twelve layers over three links with four caps each, which the book measures."""
     return ask(learner, LAB)
 
 
 @check("300 cases of all kinds", ranks=1, judge=lambda seen: judge(ANYTHING, seen[0]), read=READ)
-def all_kinds(learner: ModuleType, witness: Witness) -> list[float]:
+def all_kinds(learner: ModuleType, recorder: Recorder) -> list[float]:
     """One layer to forty, times of zero, caps from one byte to more than everything."""
     return ask(learner, ANYTHING)
