@@ -205,15 +205,15 @@ def load_latest(folder):
 WRONG = {
     (EXACT, "no scheduler"): (
         [(PARTS, '"optimizer": optimizer}')],
-        "Step 8 on rank 0|That is the rate of step 2: the scheduler began anew",
+        "Step 8 on rank 0|That is the rate of step 2: the scheduler started over",
     ),
     (EXACT, "no optimizer"): (
         [(PARTS, '"scheduler": scheduler}')],
-        "the first after the stop at 6) had the right gradient, and AdamW began anew",
+        "the first after the stop at 6) had the right gradient, and AdamW started over",
     ),
-    (EXACT, "no generators"): ([(SET, "")], "with other noise|Python's generator began anew"),
-    (EXACT, "no generator of torch"): ([(SET_TORCH, "")], "drops other units: torch's generator began anew"),
-    (EXACT, "no generator of Python"): ([(SET_PYTHON, "")], "Python's generator began anew|was not saved"),
+    (EXACT, "no generators"): ([(SET, "")], "with other noise|Python's generator started over"),
+    (EXACT, "no generator of torch"): ([(SET_TORCH, "")], "drops other units: torch's generator started over"),
+    (EXACT, "no generator of Python"): ([(SET_PYTHON, "")], "Python's generator started over|was not saved"),
     (EXACT, "rank 0's generators for all"): (
         [('saved["generators"][dist.get_rank()]', 'saved["generators"][0]')],
         "on rank 1|Python's generator holds rank 0's state",
@@ -246,7 +246,7 @@ WRONG = {
     (EXACT, "skips one too few"): ([("[4 * done :]", "[4 * max(done - 1, 0) :]")], "belong to step 6: the position"),
     (EXACT, "the epoch again, and more steps"): (
         [(RETURNED, RETURNED.replace('saved["done"]', "0"))],
-        "3 steps are to be made and as many losses returned; rank 0 made 5 and returned 5. The steps of the epoch",
+        "3 steps should be made and as many losses returned; rank 0 made 5 and returned 5. The steps of the epoch",
     ),
     (EXACT, "never resumes"): ([(EXISTS, "    if False:\n")], "made 9 and returned 9. It began with step 1 again"),
     (EXACT, "no weights"): ([('"model": ddp.module, ', "")], "weights that the model was built with: none were loaded"),
@@ -256,11 +256,11 @@ WRONG = {
     ),
     (EXACT, "the optimizer on rank 0"): (
         [(LOAD, '        if name == "model" or dist.get_rank() == 0:\n    ' + LOAD)],
-        "on rank 1|AdamW began anew|every rank must load it",
+        "on rank 1|AdamW started over|every rank must load it",
     ),
     (EXACT, "a scheduler made behind the loading"): (
         [(LOOP, LATE_SCHEDULER + LOOP)],
-        "That is the rate of step 1. The scheduler began anew, or its constructor",
+        "That is the rate of step 1. The scheduler started over, or its constructor",
     ),
     (EXACT, "a warm-up that is not wiped"): (
         [(WARM_UP + ZERO, WARM_UP)],
@@ -337,7 +337,7 @@ WRONG = {
     ),
     (ATOMIC, "a draft in another folder"): (
         [(DRAFT, '    draft = folder.parent / "draft"\n')],
-        "That may be another file system: a rename then fails with EXDEV",
+        "That may be another file system: a rename fails there",
     ),
     (ATOMIC, "moves a draft from another folder"): (
         [(DRAFT, '    draft = folder.parent / "draft"\n'), (REPLACE, MOVE)],

@@ -119,6 +119,12 @@ def load_module(name: str, path: Path, text: str | None = None) -> ModuleType:
     return module
 
 
+def load_sibling(file: str, name: str) -> ModuleType:
+    """Import ``name.py`` beside the grader ``file``, once in this process."""
+    module = f"{Path(file).parent.name.replace('-', '_')}_{name}"
+    return sys.modules.get(module) or load_module(module, Path(file).with_name(f"{name}.py"))
+
+
 def text_of(module: ModuleType) -> str:
     """Return the text that :func:`load_module` made ``module`` of."""
     return "".join(linecache.getlines(str(module.__file__)))

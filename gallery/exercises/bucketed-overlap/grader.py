@@ -31,18 +31,17 @@ OTHER_RULES = (
     (SIZES, ONE_EACH),
     (
         [sum(SIZES)],
-        "That is one bucket of everything: `bucket_cap_bytes` counts bytes, of which a float32 "
-        "element has four.",
+        "That is one bucket of everything: `bucket_cap_bytes` counts bytes, of which a float32 element has four.",
     ),
     (
         [56, 70, 20],
-        "The buckets were filled in the order of registration: then the first to be full is the "
-        "last to be ready, and there is nothing to overlap with.",
+        "The buckets were filled in the order of registration: then the first to be full is the last to be ready, and "
+        "there is nothing to overlap with.",
     ),
     (
         [20, 60, 10, 40, 16],
-        "These buckets close before they would exceed the cap; torch's close once they have "
-        "reached it, so that none but the last is smaller.",
+        "These buckets close before they would exceed the cap; torch's close once they have reached it, so that none "
+        "but the last is smaller.",
     ),
 )
 
@@ -75,21 +74,14 @@ def backward(ddp: Any, twin: nn.Module, recorder: Recorder, value: float) -> See
     x = torch.full((1, 3), value).to(device())
     (twin(x).float().sum() * value).backward()
     calls, events = len(recorder.calls), len(recorder.events)
-    hooks = [
-        p.register_hook(lambda grad, name=name: recorder.note(name))
-        for name, p in ddp.module.named_parameters()
-    ]
+    hooks = [p.register_hook(lambda grad, name=name: recorder.note(name)) for name, p in ddp.module.named_parameters()]
     (ddp(x).float().sum() * value).backward()
     for hook in hooks:
         hook.remove()
-    return Seen(
-        gradients(twin), gradients(ddp.module), recorder.calls[calls:], recorder.events[events:]
-    )
+    return Seen(gradients(twin), gradients(ddp.module), recorder.calls[calls:], recorder.events[events:])
 
 
-def one_step(
-    learner: ModuleType, recorder: Recorder, module: nn.Module, cap_bytes: int = CAP_BYTES
-) -> Seen:
+def one_step(learner: ModuleType, recorder: Recorder, module: nn.Module, cap_bytes: int = CAP_BYTES) -> Seen:
     """Wrap a copy of `module` and run one backward."""
     ddp = learner.BucketedDDP(copy.deepcopy(module), cap_bytes)
     return backward(ddp, module, recorder, INPUTS[dist.get_rank()])
@@ -137,23 +129,22 @@ def overlapped(seen: list[Seen]) -> None:
     hook = "Launch it in the hook of the gradient that completes it."
     expect(
         launches[0] < layer[0],
-        "The first bucket was launched when the backward had reached the first layer, and nothing "
-        f"was left to overlap with. {hook}",
+        "The first bucket was launched when the backward had reached the first layer, and nothing was left to overlap "
+        f"with. {hook}",
     )
     expect(
         not blocking,
-        f"{blocking} of {len(launches)} all-reduces were blocking: the backward stands still "
-        "until each is done. Pass `async_op=True`, and wait at the end.",
+        f"{blocking} of {len(launches)} all-reduces were blocking: the backward stands still until each is done. Pass "
+        "`async_op=True`, and wait at the end.",
     )
     expect(
         launches[0] < layer[1] and launches[1] < layer[0],
-        "A bucket was full, but was launched only after a gradient of the next bucket had come. "
-        f"{hook}",
+        f"A bucket was full, but was launched only after a gradient of the next bucket had come. {hook}",
     )
     expect(
         all(at > layer[0] for at in waits),
-        "A bucket was awaited while gradients were still to be computed. Keep what `all_reduce` "
-        "returns, and call its `wait()` in what `after_backward` calls.",
+        "A bucket was awaited while gradients were still to be computed. Keep what `all_reduce` returns, and call its "
+        "`wait()` in what `after_backward` calls.",
     )
 
 
@@ -173,8 +164,7 @@ def both_steps(seen: list[list[Seen]]) -> None:
     means([steps[0] for steps in seen])
     means(
         [steps[1] for steps in seen],
-        "The first step was right: something of it, such as a counter or a list, was still there "
-        "in the second.",
+        "The first step was right: something of it, such as a counter or a list, was still there in the second.",
     )
 
 
@@ -228,9 +218,8 @@ def two_calls(seen: list[Seen]) -> None:
     right = ["10 bfloat16", "16 float32"]
     expect(
         made == right,
-        f"The calls should carry {listed(right)} elements; they carried {listed(made)}. "
-        "`torch.cat` of two types takes the wider one, so more bytes travel than there are: give "
-        "each bucket one data type.",
+        f"The calls should carry {listed(right)} elements; they carried {listed(made)}. `torch.cat` of two types "
+        "takes the wider one, so more bytes travel than there are: give each bucket one data type.",
         "internals-buckets",
     )
 
@@ -252,9 +241,9 @@ def equal_to_ddp(seen: list[list[float]]) -> None:
     for step, gaps in enumerate(zip(*seen, strict=True), 1):
         expect(
             max(gaps) == 0,
-            f"After step {step} of 3 the weights are up to {max(gaps):.3g} away from those that "
-            "torch's DDP trains. The gradients were right, so look at what the replicas start "
-            "from, and at what is left of the step before.",
+            f"After step {step} of 3 the weights are up to {max(gaps):.3g} away from those that torch's DDP trains. "
+            "The gradients were right, so look at what the replicas start from, and at what is left of the step "
+            "before.",
             "internals-constructor",
         )
 

@@ -40,9 +40,8 @@ class Case:
     def __str__(self) -> str:  # noqa: D105
         nbytes = sum(n for _, n in self.gradients)
         return (
-            f"{len(self.gradients)} gradients of {nbytes / MIB:.3g} MiB in all, ready from "
-            f"{ms(self.gradients[0][0])} to {ms(self.gradients[-1][0])}, latency "
-            f"{ms(self.latency_s)}, {self.bytes_per_s:g} bytes/s"
+            f"{len(self.gradients)} gradients of {nbytes / MIB:.3g} MiB in all, ready from {ms(self.gradients[0][0])} "
+            f"to {ms(self.gradients[-1][0])}, latency {ms(self.latency_s)}, {self.bytes_per_s:g} bytes/s"
         )
 
     def step(self, buckets: Sequence[Sequence[int]]) -> Step:
@@ -93,8 +92,7 @@ def answer(learner: ModuleType, case: Case) -> float:
         cap_mib = math.nan
     if not 0 < cap_mib < 2**40:  # NaN, too
         raise Wrong(
-            f"`choose_cap_mib` returned {returned!r:.60} for {case}. It is to return one number "
-            "above 0: a cap in MiB.",
+            f"`choose_cap_mib` returned {returned!r:.60} for {case}. It is to return one number above 0: a cap in MiB.",
             BUCKETS,
         )
     return cap_mib
@@ -106,10 +104,9 @@ def at_most_computing(where: Callable[[], Case]) -> Iterator[None]:
 
     def stop(number: int, frame: Any) -> None:
         raise Wrong(
-            f"No answer after {COMPUTING_S:g} s of computing: {where()}. The best cap need not "
-            "be found to the byte. Buckets change only where the cap passes a sum of neighbouring "
-            "gradients, and near its lowest point the curve is flat: some hundred caps, each a few "
-            "per cent above the last, are enough.",
+            f"No answer after {COMPUTING_S:g} s of computing: {where()}. The best cap need not be found to the byte. "
+            "Buckets change only where the cap passes a sum of neighbouring gradients, and near its lowest point the "
+            "curve is flat: some hundred caps, each a few per cent above the last, are enough.",
             READ,
         )
 
@@ -133,14 +130,11 @@ def judge(cases: Sequence[Case]) -> Callable[[list[list[float]]], None]:
         worst = max(
             wrong,
             key=lambda at: (
-                cases[at].with_cap(in_bytes(caps[at])).step_s
-                / cases[at].with_cap(cases[at].best_cap).step_s
+                cases[at].with_cap(in_bytes(caps[at])).step_s / cases[at].with_cap(cases[at].best_cap).step_s
             ),
         )
         count = f"{len(wrong)} of {len(cases)} cases are more than 5 % above the best. The worst is"
-        raise Wrong(
-            f"{count} {said(cases[worst], caps[worst])} {habit(cases, caps)}".rstrip(), READ
-        )
+        raise Wrong(f"{count} {said(cases[worst], caps[worst])} {habit(cases, caps)}".rstrip(), READ)
 
     return judge_caps
 
@@ -150,9 +144,9 @@ def said(case: Case, cap_mib: float) -> str:
     mine, best = case.with_cap(in_bytes(cap_mib)), case.with_cap(case.best_cap)
     longer = 100 * (mine.step_s / best.step_s - 1)
     text = (
-        f"{case}: your cap of {cap_mib:.4g} MiB makes {counted(mine)}, and the backward with its "
-        f"communication takes {ms(mine.step_s)}. A cap of {case.best_cap / MIB:.4g} MiB makes "
-        f"{counted(best)} and takes {ms(best.step_s)}: yours is {longer:.0f} % longer."
+        f"{case}: your cap of {cap_mib:.4g} MiB makes {counted(mine)}, and the backward with its communication takes "
+        f"{ms(mine.step_s)}. A cap of {case.best_cap / MIB:.4g} MiB makes {counted(best)} and takes "
+        f"{ms(best.step_s)}: yours is {longer:.0f} % longer."
     )
     return f"{text} {cause(case, mine, best)}"
 
@@ -163,13 +157,13 @@ def cause(case: Case, mine: Step, best: Step) -> str:
     if more > 0:
         paid = len(mine.timeline) * case.latency_s
         return (
-            f"Each bucket pays the latency: {len(mine.timeline)} of them pay {ms(paid)}, where "
-            f"{len(best.timeline)} would pay {ms(len(best.timeline) * case.latency_s)}."
+            f"Each bucket pays the latency: {len(mine.timeline)} of them pay {ms(paid)}, where {len(best.timeline)} "
+            f"would pay {ms(len(best.timeline) * case.latency_s)}."
         )
     first, last = mine.timeline[0], mine.timeline[-1]
     return (
-        f"With yours the link idles until the first bucket is full at {ms(first.ready_s)}, and the "
-        f"last one, of {last.nbytes} bytes, arrives {ms(mine.exposed_s)} after the backward."
+        f"With yours the link idles until the first bucket is full at {ms(first.ready_s)}, and the last one, of "
+        f"{last.nbytes} bytes, arrives {ms(mine.exposed_s)} after the backward."
     )
 
 
@@ -311,8 +305,7 @@ def wrapped(learner: ModuleType, case: Case) -> Wrapped:
         ddp = learner.wrap(model, list(case.gradients), case.latency_s, case.bytes_per_s)
         if not isinstance(ddp, DistributedDataParallel) or ddp.module is not model:
             raise Wrong(
-                f"`wrap` returned a {type(ddp).__name__}. It is to return the model in "
-                "`DistributedDataParallel`.",
+                f"`wrap` returned a {type(ddp).__name__}. It is to return the model in `DistributedDataParallel`.",
                 "internals-constructor",
             )
         caps: list[Any] = [None] * dist.get_world_size()
@@ -329,10 +322,9 @@ def one_for_all(seen: Sequence[Wrapped]) -> None:
     caps = [rank.cap_bytes for rank in seen]
     expect(
         len(set(caps)) == 1,
-        f"Rank 0 wraps with a cap of {caps[0]} bytes, rank 1 with {caps[1]}. DDP takes rank 0's "
-        "without a word, or, with `find_unused_parameters=True`, fails in the first backward. A "
-        "profile is a measurement, and each rank has its own; one must decide for all. Let rank 0 "
-        "broadcast its cap, or choose by a profile that all share.",
+        f"Rank 0 wraps with a cap of {caps[0]} bytes, rank 1 with {caps[1]}. DDP takes rank 0's without a word, or, "
+        "with `find_unused_parameters=True`, fails in the first backward. A profile is a measurement, and each rank "
+        "has its own; one must decide for all. Let rank 0 broadcast its cap, or choose by a profile that all share.",
         "idea-replicated",
     )
 
@@ -350,8 +342,8 @@ def read_back(seen: list[list[Wrapped]]) -> None:
         ideas = [
             (
                 buckets == bucketed(gradients, DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES),
-                "Those are the buckets of a DDP that was told nothing: a first one of 1 MiB, then "
-                "25 MiB. Give `bucket_cap_mb` to the constructor.",
+                "Those are the buckets of a DDP that was told nothing: a first one of 1 MiB, then 25 MiB. Give "
+                "`bucket_cap_mb` to the constructor.",
             ),
             (
                 made.cap_bytes >= MIB * made.chosen_bytes,
@@ -363,10 +355,9 @@ def read_back(seen: list[list[Wrapped]]) -> None:
             ),
         ]
         raise Wrong(
-            f"{case}: `choose_cap_mib` says {made.chosen_bytes / MIB:.4g} MiB, which makes "
-            f"{counted(asked)}. The DDP that `wrap` returned has a cap of "
-            f"{made.cap_bytes / MIB:.4g} MiB and sent {counted(case.step(buckets))}, of "
-            f"{', '.join(map(str, made.sent))} bytes. "
+            f"{case}: `choose_cap_mib` says {made.chosen_bytes / MIB:.4g} MiB, which makes {counted(asked)}. The DDP "
+            f"that `wrap` returned has a cap of {made.cap_bytes / MIB:.4g} MiB and sent "
+            f"{counted(case.step(buckets))}, of {', '.join(map(str, made.sent))} bytes. "
             + next((says for holds, says in ideas if holds), "Pass on what was chosen."),
             BUCKETS,
         )

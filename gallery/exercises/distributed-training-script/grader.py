@@ -53,13 +53,12 @@ VARIABLES = (
 # What torch says when a familiar line is missing, and which.
 HINTS = {
     "default process group twice": (
-        "This process has a group already: `train_ddp` calls `setup_ddp` once, nothing else "
-        "does, and `cleanup_ddp` must end the group.",
+        "This process has a group already: `train_ddp` calls `setup_ddp` once, nothing else does, and `cleanup_ddp` "
+        "must end the group.",
         GROUP,
     ),
     "process group has not been initialized": (
-        "DDP, samplers and collectives need the group: `setup_ddp` comes first, `cleanup_ddp` "
-        "last.",
+        "DDP, samplers and collectives need the group: `setup_ddp` comes first, `cleanup_ddp` last.",
         GROUP,
     ),
     "Process group cannot be None": (
@@ -67,13 +66,13 @@ HINTS = {
         GROUP,
     ),
     "EADDRINUSE": (
-        "Another program listens at that port: let the system choose a free one in "
-        "`launch_distributed` (bind port 0), and pass it on.",
+        "Another program listens at that port: let the system choose a free one in `launch_distributed` (bind port "
+        "0), and pass it on.",
         GROUP,
     ),
     "expected, but not set": (
-        "Nobody has set the variables of torchrun here: give rank, world size and port to "
-        "`init_process_group` yourself.",
+        "Nobody has set the variables of torchrun here: give rank, world size and port to `init_process_group` "
+        "yourself.",
         GROUP,
     ),
     "Invalid rank": (
@@ -81,8 +80,8 @@ HINTS = {
         SAMPLERS,
     ),
     "pickle": (
-        "A started process gets its arguments pickled: give it a function of the top level, "
-        "no lambda and no inner function.",
+        "A started process gets its arguments pickled: give it a function of the top level, no lambda and no inner "
+        "function.",
         HOME,
     ),
 }
@@ -307,8 +306,8 @@ def steps_of(seen: list[Seen], ranks: int) -> list[list[list[int]]]:
     ranks_seen = [one["rank"] for one in logs]
     expect(
         ranks_seen == list(range(ranks)),
-        f"The ranks that trained were {ranks_seen}, not 0 to {ranks - 1}: was the group made "
-        "with the `rank` and `world_size` that the function got, before the first step?",
+        f"The ranks that trained were {ranks_seen}, not 0 to {ranks - 1}: was the group made with the `rank` and "
+        "`world_size` that the function got, before the first step?",
         GROUP,
     )
     return [one["steps"] for one in logs]
@@ -325,22 +324,21 @@ def judge_samples(length: int, epochs: int, batch_size: int) -> Callable[[list[S
         largest = max(len(step) for mine in steps for step in mine)
         if any(len(mine) == epochs * length for mine in read):
             raise Wrong(
-                f"Each rank trained on all {length} samples in every epoch, so {ranks} ranks do "
-                "the work of one: give the loader a `DistributedSampler`.",
+                f"Each rank trained on all {length} samples in every epoch, so {ranks} ranks do the work of one: give "
+                "the loader a `DistributedSampler`.",
                 SAMPLERS,
             )
         expect(
             largest == batch_size,
-            f"A step has {largest} samples on a rank; `batch_size` is {batch_size}, and counts "
-            "per rank.",
+            f"A step has {largest} samples on a rank; `batch_size` is {batch_size}, and counts per rank.",
             SAMPLERS,
         )
         counts = [len(mine) / epochs for mine in read]
         expect(
             counts == [share] * ranks,
-            f"Per epoch the ranks trained on {listed(counts)} of {length} samples; each needs "
-            f"{share}. With fewer, some are never trained on (`drop_last`?); with unequal "
-            "numbers, one rank waits for a step that the others do not make.",
+            f"Per epoch the ranks trained on {listed(counts)} of {length} samples; each needs {share}. With fewer, "
+            "some are never trained on (`drop_last`?); with unequal numbers, one rank waits for a step that the "
+            "others do not make.",
             SAMPLERS,
         )
         for epoch in range(epochs):
@@ -351,17 +349,15 @@ def judge_samples(length: int, epochs: int, batch_size: int) -> Callable[[list[S
                 not missing,
                 f"In epoch {epoch} {len(missing)} of {length} samples were trained on by no rank: "
                 + (
-                    "all ranks got the same share. Give the sampler this process's own rank, or "
-                    "none: it then asks the group."
+                    "all ranks got the same share. Give the sampler this process's own rank, or none: it then asks "
+                    "the group."
                     if same
                     else "the shares overlap. Do the ranks deal from different orders? Seed and "
                     "epoch of the sampler must be alike on all ranks."
                 ),
                 SAMPLERS,
             )
-        first, second = (
-            [mine[epoch * share : (epoch + 1) * share] for mine in read] for epoch in (0, 1)
-        )
+        first, second = ([mine[epoch * share : (epoch + 1) * share] for mine in read] for epoch in (0, 1))
         if first == second:
             ordered = all(mine == sorted(mine) for mine in [one[: share - 1] for one in first])
             raise Wrong(
@@ -435,9 +431,7 @@ def replay(
 
 def close(a: list[float], b: list[float], rtol: float = 1e-6) -> bool:
     """Return whether the numbers are equal but for rounding."""
-    return len(a) == len(b) and all(
-        abs(x - y) <= rtol * max(abs(x), abs(y)) + 1e-9 for x, y in zip(a, b, strict=True)
-    )
+    return len(a) == len(b) and all(abs(x - y) <= rtol * max(abs(x), abs(y)) + 1e-9 for x, y in zip(a, b, strict=True))
 
 
 def judge_weights(length: int) -> Callable[[list[Seen]], None]:
@@ -457,32 +451,31 @@ def judge_weights(length: int) -> Callable[[list[Seen]], None]:
         symptoms: list[tuple[Replay, str, str]] = [
             (
                 replay(starts, steps, length, factor=None),
-                "each rank trained its own model: it was never wrapped in "
-                "`DistributedDataParallel`, or that came after training",
+                "each rank trained its own model: it was never wrapped in `DistributedDataParallel`, or that came "
+                "after training",
                 "internals-constructor",
             ),
             (
                 replay(equal, steps, length, factor=None),
-                "the ranks began with equal weights and then trained alone: `ddp.module(x)`, or "
-                "a call of the model that you wrapped, goes around DDP. Call `ddp(x)`",
+                "the ranks began with equal weights and then trained alone: `ddp.module(x)`, or a call of the model "
+                "that you wrapped, goes around DDP. Call `ddp(x)`",
                 "museum-calls-the-inner-module",
             ),
             (
                 replay(equal, steps, length, factor=ranks),
-                f"every step was {ranks} times as long: the gradients were added up, or `lr` was "
-                f"multiplied by {ranks}. DDP averages, and `lr` is given",
+                f"every step was {ranks} times as long: the gradients were added up, or `lr` was multiplied by "
+                f"{ranks}. DDP averages, and `lr` is given",
                 "idea-equality",
             ),
             (
                 replay(equal, steps, length, factor=1 / ranks),
-                f"every step was {ranks} times too short: the gradients, or the loss, were "
-                f"divided by {ranks}, and DDP has averaged already",
+                f"every step was {ranks} times too short: the gradients, or the loss, were divided by {ranks}, and "
+                "DDP has averaged already",
                 "museum-averaging-twice",
             ),
             (
                 replay(equal, steps, length, accumulate=True),
-                "gradients of earlier steps were still there: call `optimizer.zero_grad()` "
-                "before each backward",
+                "gradients of earlier steps were still there: call `optimizer.zero_grad()` before each backward",
                 "internals-no-sync",
             ),
         ]
@@ -497,8 +490,7 @@ def judge_weights(length: int) -> Callable[[list[Seen]], None]:
                 f"The ranks end with different weights, up to {apart:.2g} apart. "
                 if apart > 1e-9
                 else "The ranks end with equal weights, but not with those of one process that "
-                "saw every global batch whole. Plain SGD at `lr`, one step per batch, and "
-                "`mse_loss` of `ddp(x)`? "
+                "saw every global batch whole. Plain SGD at `lr`, one step per batch, and `mse_loss` of `ddp(x)`? "
             )
             + _numbers(final, right),
             "idea-equality",
@@ -508,10 +500,7 @@ def judge_weights(length: int) -> Callable[[list[Seen]], None]:
 
 
 def _numbers(final: list[list[float]], right: list[list[float]]) -> str:
-    return (
-        f"The first weight is {listed([f[0] for f in final])} on the ranks; right is "
-        f"{right[0][0]:.5g}."
-    )
+    return f"The first weight is {listed([f[0] for f in final])} on the ranks; right is {right[0][0]:.5g}."
 
 
 def judge_losses(length: int, epochs: int) -> Callable[[list[Seen]], None]:
@@ -527,8 +516,8 @@ def judge_losses(length: int, epochs: int) -> Callable[[list[Seen]], None]:
             )
             expect(
                 good,
-                f"Rank {rank} returned {str(s.returned)[:80]}; asked for is a list of {epochs} "
-                "numbers, one per epoch, on every rank.",
+                f"Rank {rank} returned {str(s.returned)[:80]}; asked for is a list of {epochs} numbers, one per "
+                "epoch, on every rank.",
                 HOME,
             )
         steps = steps_of(seen, ranks)
@@ -571,8 +560,8 @@ def judge_losses(length: int, epochs: int) -> Callable[[list[Seen]], None]:
             ),
             (
                 [[m / ranks for m in over_ranks(means)]] * ranks,
-                "It is the mean over the steps, and the last step of an epoch is smaller: add up "
-                "loss × samples, and divide by the samples",
+                "It is the mean over the steps, and the last step of an epoch is smaller: add up loss × samples, and "
+                "divide by the samples",
                 "museum-mean-of-token-means",
             ),
             (
@@ -587,13 +576,13 @@ def judge_losses(length: int, epochs: int) -> Callable[[list[Seen]], None]:
                 raise Wrong(f"{says}. {numbers}", read)
         if close(got[0], right, 1e-4):
             raise Wrong(
-                f"Rank 0 returns the right loss, the others do not: `reduce` gives the result to "
-                f"one rank, `all_reduce` to all. {numbers}",
+                "Rank 0 returns the right loss, the others do not: `reduce` gives the result to one rank, "
+                f"`all_reduce` to all. {numbers}",
                 "internals-collectives",
             )
         raise Wrong(
-            "The losses are none that the usual mistakes give. Each counts with the weights "
-            f"before its step, over all samples of all ranks. {numbers}",
+            "The losses are none that the usual mistakes give. Each counts with the weights before its step, over all "
+            f"samples of all ranks. {numbers}",
             "museum-local-loss-as-global",
         )
 
@@ -608,14 +597,13 @@ def judge_outputs(epochs: int) -> Callable[[list[Seen]], None]:
         for rank, s in enumerate(seen[1:], 1):
             expect(
                 not s.saves,
-                f"Rank {rank} saves too ({s.saves} calls of `torch.save`): ranks that write one "
-                "file at the same time leave a broken one. Ask `if rank == 0:`.",
+                f"Rank {rank} saves too ({s.saves} calls of `torch.save`): ranks that write one file at the same time "
+                "leave a broken one. Ask `if rank == 0:`.",
                 HOME,
             )
             expect(
                 not s.printed.strip(),
-                f"Rank {rank} prints too: on 64 ranks each line comes 64 times. Ask "
-                "`if rank == 0:`.",
+                f"Rank {rank} prints too: on 64 ranks each line comes 64 times. Ask `if rank == 0:`.",
                 HOME,
             )
         lines = len([line for line in seen[0].printed.splitlines() if line.strip()])
@@ -628,22 +616,19 @@ def judge_outputs(epochs: int) -> Callable[[list[Seen]], None]:
         early = [rank for rank, s in enumerate(seen) if not s.complete]
         expect(
             not early,
-            f"Rank {early and early[0]} came back from `train_ddp` before `model.pt` was there: "
-            "whoever reads it next finds nothing, or half of it. Put `dist.barrier()` behind the "
-            "save, outside of the `if`.",
+            f"Rank {early and early[0]} came back from `train_ddp` before `model.pt` was there: whoever reads it next "
+            "finds nothing, or half of it. Put `dist.barrier()` behind the save, outside of the `if`.",
             HOME,
         )
         try:
             state = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
             keys = sorted(state)
         except Exception as error:
-            raise Wrong(
-                f"`model.pt` cannot be loaded: {str(error).splitlines()[0]}", HOME
-            ) from error
+            raise Wrong(f"`model.pt` cannot be loaded: {str(error).splitlines()[0]}", HOME) from error
         expect(
             keys == ["layer.bias", "layer.weight"],
-            f"`model.pt` has the keys {', '.join(map(str, keys[:3]))}; a model of "
-            "`build_model()` wants layer.bias, layer.weight. "
+            f"`model.pt` has the keys {', '.join(map(str, keys[:3]))}; a model of `build_model()` wants layer.bias, "
+            "layer.weight. "
             + (
                 "DDP puts `module.` before each: save `ddp.module.state_dict()`."
                 if any(str(key).startswith("module.") for key in keys)
@@ -654,8 +639,7 @@ def judge_outputs(epochs: int) -> Callable[[list[Seen]], None]:
         saved = [w for key in ("layer.weight", "layer.bias") for w in state[key].flatten().tolist()]
         expect(
             close(saved, seen[0].weights),
-            "`model.pt` does not hold the weights at the end of training: save after the last "
-            "step.",
+            "`model.pt` does not hold the weights at the end of training: save after the last step.",
             HOME,
         )
         judge_left(seen)
@@ -668,8 +652,8 @@ def judge_left(seen: list[Seen]) -> None:
     for rank, s in enumerate(seen):
         expect(
             not s.grouped,
-            f"Rank {rank} still has a process group when `train_ddp` returns: end with "
-            "`cleanup_ddp()`, which calls `dist.destroy_process_group()`.",
+            f"Rank {rank} still has a process group when `train_ddp` returns: end with `cleanup_ddp()`, which calls "
+            "`dist.destroy_process_group()`.",
             GROUP,
         )
 
@@ -685,13 +669,12 @@ def judge_group(seen: list[list[dict[str, Any]]]) -> None:
             again = " the second time" * number
             expect(
                 s["made"],
-                f"After `setup_ddp` rank {rank} has no process group{again}: call "
-                "`dist.init_process_group`.",
+                f"After `setup_ddp` rank {rank} has no process group{again}: call `dist.init_process_group`.",
             )
             expect(
                 (s["rank"], s["world"]) == (rank, len(seen)),
-                f"`setup_ddp({rank}, {len(seen)}, port)` made a group in which this process is "
-                f"rank {s['rank']} of {s['world']}{again}.",
+                f"`setup_ddp({rank}, {len(seen)}, port)` made a group in which this process is rank {s['rank']} of "
+                f"{s['world']}{again}.",
             )
             expect(
                 s["backend"] == backend,
@@ -699,8 +682,8 @@ def judge_group(seen: list[list[dict[str, Any]]]) -> None:
             )
             expect(
                 s["taken"],
-                f"Nobody listens at the port that `setup_ddp` was given{again}: the ranks met "
-                "elsewhere. A port in the code is the one that another job has taken.",
+                f"Nobody listens at the port that `setup_ddp` was given{again}: the ranks met elsewhere. A port in "
+                "the code is the one that another job has taken.",
             )
             expect(
                 not s["left"],
@@ -903,9 +886,9 @@ def judge_launch(seen: list[Launched]) -> None:
     for s in seen:
         expect(
             not s.running,
-            f"{s.running} processes still ran when `launch_distributed` was over"
-            f"{' (it raised ' + s.raised + ')' if s.raised else ''}: wait for those that you "
-            "start (`join`), or nobody knows when the result is there.",
+            f"{s.running} processes still ran when `launch_distributed` was "
+            f"over{' (it raised ' + s.raised + ')' if s.raised else ''}: wait for those that you start (`join`), or "
+            "nobody knows when the result is there.",
             HOME,
         )
         logs = [one for one in read_logs(s.log) if one["steps"]]
@@ -919,16 +902,15 @@ def judge_launch(seen: list[Launched]) -> None:
         )
         expect(
             isinstance(s.losses, list) and len(s.losses) == 2,
-            f"`launch_distributed` returned {str(s.losses)[:80]}; asked for are the losses of 2 "
-            "epochs. `mp.spawn` does not bring back what a rank returns: rank 0 can leave it in "
-            "`folder`.",
+            f"`launch_distributed` returned {str(s.losses)[:80]}; asked for are the losses of 2 epochs. `mp.spawn` "
+            "does not bring back what a rank returns: rank 0 can leave it in `folder`.",
             HOME,
         )
         expect(
             not s.changed,
-            f"`launch_distributed` leaves {', '.join(s.changed)} changed in `os.environ`: the "
-            "next launch of this program, or a library, reads what was meant for this one. "
-            "Pass values as arguments, or set variables in the new processes only.",
+            f"`launch_distributed` leaves {', '.join(s.changed)} changed in `os.environ`: the next launch of this "
+            "program, or a library, reads what was meant for this one. Pass values as arguments, or set variables in "
+            "the new processes only.",
             HOME,
         )
     for s in seen:
@@ -943,8 +925,8 @@ def judge_launch(seen: list[Launched]) -> None:
         ]
         expect(
             close(s.losses, right, 1e-4),
-            f"`launch_distributed` returned {listed(s.losses)}, the ranks had {listed(right)}: "
-            "did the numbers come from another run, or another rank's share?",
+            f"`launch_distributed` returned {listed(s.losses)}, the ranks had {listed(right)}: did the numbers come "
+            "from another run, or another rank's share?",
             HOME,
         )
 
@@ -967,14 +949,14 @@ def judge_failure(seen: list[Launched]) -> None:
     """The launch raised, and left nothing."""
     expect(
         seen[0].raised,
-        f"Rank 1 raised, and `launch_distributed` returned {str(seen[0].losses)[:60]} as if "
-        "nothing had happened: look at how the processes ended. `mp.spawn` and its `join` raise.",
+        f"Rank 1 raised, and `launch_distributed` returned {str(seen[0].losses)[:60]} as if nothing had happened: "
+        "look at how the processes ended. `mp.spawn` and its `join` raise.",
         HOME,
     )
     expect(
         not seen[0].running,
-        f"Rank 1 raised, so did `launch_distributed`, and {seen[0].running} other processes went "
-        "on waiting for it: end them.",
+        f"Rank 1 raised, so did `launch_distributed`, and {seen[0].running} other processes went on waiting for it: "
+        "end them.",
         HOME,
     )
 

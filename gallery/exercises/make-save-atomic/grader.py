@@ -5,7 +5,7 @@
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,8 +22,7 @@ NUMBERS = 8_000  # of 8 random bytes each, which no compression makes smaller
 
 def state_of(step: int) -> dict[str, Any]:
     """A state like no other."""
-    numbers = torch.Generator().manual_seed(step)
-    weight = torch.randint(-(2**62), 2**62, (NUMBERS,), generator=numbers)
+    weight = torch.randint(-(2**62), 2**62, (NUMBERS,), generator=torch.Generator().manual_seed(step))
     return {"step": step, "model": {"weight": weight, "bias": torch.full((3,), step + 0.5)}}
 
 
@@ -41,14 +40,10 @@ class Bench:
     """A folder, and the learner's two functions, each imported by a process of its own."""
 
     def __init__(self, learner: ModuleType, recorder: Recorder) -> None:
-        self.file, self.text = Path(str(learner.__file__)), text_of(learner)
         self.folder, self.found = recorder.folder / "checkpoints", recorder.folder / "found"
+        self.anew: Callable[[], Any] = lambda: load_module("learner", Path(str(learner.__file__)), text_of(learner))
+        self.reader = self.anew()  # as a new process has it: what the file kept in memory is lost
         write_files({}, self.folder)
-        self.reader = self.anew()
-
-    def anew(self) -> Any:
-        """The learner's file as a new process has it: what it kept in memory is lost."""
-        return load_module("learner", self.file, self.text)
 
     def save(self, step: int, keep: int, folder: Path | None = None) -> None:
         """Save the state of that step, some time after the one before."""
@@ -65,16 +60,12 @@ class Bench:
         finally:
             expect(
                 not watch.outside,
-                f"`save` moves a file from `{Path(watch.outside).parent}`, or writes there. That may be another file "
-                "system: a rename then fails with EXDEV, and a move becomes a copy, which can be cut off. Put the "
-                "draft into the checkpoint folder itself.",
-                READ,
+                f"`save` writes in `{Path(watch.outside).parent}`. That may be another file system: a rename fails "
+                "there with EXDEV, and a move is a copy, which can be cut off. Put the draft into the checkpoint "
+                "folder.",
             )
-        expect(
-            not watch.program,
-            f"The grader cannot follow what `save` does on the disk: it calls `{watch.program}`. Use Python's files, "
-            "`os`, `shutil` or `pathlib`: no other program, no memory map.",
-        )
+        files = "use Python's files, `os`, `shutil` or `pathlib`: no other program, no memory map"
+        expect(not watch.program, f"The grader cannot follow what `save` does: it calls `{watch.program}`; {files}.")
         return watch
 
     def problem(self, files: Files | Path, steps: Sequence[int | None]) -> str:
@@ -104,12 +95,12 @@ class Bench:
         return problem and f"`load_latest` {problem}"
 
 
-def held(files: Files) -> str:
+def contents(files: Files) -> str:
     """`a` (12 bytes) and `b` (0 bytes)."""
     return listed([f"`{n}`" + f" ({len(c)} bytes)" * isinstance(c, bytes) for n, c in files.items() if c is not None])
 
 
-def told(ops: Sequence[Op]) -> str:
+def history(ops: Sequence[Op]) -> str:
     """What `save` did, in one sentence; operations that repeat are one."""
     return f"`save` did: {'; '.join(op for op, _ in itertools.groupby(map(str, ops)))}."
 
@@ -119,65 +110,53 @@ def in_rank(title: str) -> Any:
     return check(title, ranks=1, judge=lambda seen: None, read=READ)
 
 
-# -- saved and loaded ------------------------------------------------------------------------------------
-
-
 @in_rank("What was saved is loaded")
 def plain(learner: ModuleType, recorder: Recorder) -> None:
     """An empty folder; then steps 8, 9, 10 and 100, of which the newest two stay."""
     bench = Bench(learner, recorder)
     problem = bench.problem(bench.folder, [None])
     expect(not problem, f"The folder was empty, and `load_latest` {problem}. It should return None.")
-    steps = [8, 9, 10, 100]
-    for number, step in enumerate(steps, 1):
+    steps: list[int] = []
+    for step in (8, 9, 10, 100):
+        steps.append(step)
         bench.save(step, 2)
-        problem = bench.problem(bench.folder, [step])
-        as_text = sorted(steps[:number], key=str)
-        idea = ""
-        if f"step {as_text[-1]}" in problem or as_text[:-2] == [step]:
-            idea = " As text, 10 comes before 8: sort by the number, or write it with leading zeros."
-        saved = ", ".join(map(str, steps[:number]))
+        problem, as_text = bench.problem(bench.folder, [step]), sorted(steps, key=str)
+        text = f"step {as_text[-1]}" in problem or as_text[:-2] == [step]
+        idea = " As text, 10 comes before 8: sort by the number, or write it with leading zeros." * text
+        saved = ", ".join(map(str, steps))
         expect(not problem, f"After steps {saved} were saved `load_latest` {problem}.{idea}")
         files = read_files(bench.folder)
-        nbytes = sum(len(content) for content in files.values() if isinstance(content, bytes))
-        count, right = nbytes // (8 * NUMBERS), min(number, 2)
+        nbytes = sum(len(content or "") for content in files.values())
+        count, right = nbytes // (8 * NUMBERS), min(len(steps), 2)
         expect(
             count == right,
             f"After steps {saved} were saved with `keep=2`, the folder "
             f"{'holds older ones, too' if count > right else 'has lost one that should stay'}: it has {nbytes} bytes, "
-            f"which is {count} states, in {held(files)}.",
+            f"which is {count} states, in {contents(files)}.",
         )
     bench.save(101, 1)
     problem = bench.problem(bench.folder, [101])
     expect(not problem, f"After step 101 was saved with `keep=1` `load_latest` {problem}.")
 
 
-# -- killed, or without power ----------------------------------------------------------------------------
-
-
-def scenes(bench: Bench) -> Iterator[tuple[DiskWatch, int | None, int]]:
-    """Watch one save each; the step before, and the step saved."""
+def moments(bench: Bench, *hows: str) -> Iterator[tuple[DiskWatch, Moment, list[int | None], str]]:
+    """Watch three saves: each moment, the steps that may be loaded then, and what has happened."""
     for before, step, keep in ((9,), 10, 1), ((), 9, 2), ((8, 9), 10, 2):
         write_files({}, bench.folder)
         for old in before:
             bench.save(old, keep)
-        yield bench.watched(step, keep), before[-1] if before else None, step
-
-
-def scene(moment: Moment, watch: DiskWatch, old: int | None, new: int) -> str:
-    """What happened when."""
-    before = f"step {old} was saved" if old is not None else "nothing was saved yet"
-    if moment.how == "torn":
-        when = f"in the middle of “{watch.ops[moment.done]}”"
-    elif moment.done == len(watch.ops):
-        when = "right after `save` had returned"
-    else:
-        last = f"after “{watch.ops[moment.done - 1]}”" if moment.done else "at once"
-        when = f"{last}, before “{watch.ops[moment.done]}”"
-    return (
-        f"{'Killed' if moment.how in ('kill', 'torn') else 'The power was cut'} {when} ({before}, step {new} is being "
-        f"saved). The folder then holds {held(moment.files)}"
-    )
+        watch, saved = bench.watched(step, keep), f"step {before[-1]} was saved" if before else "nothing was saved yet"
+        for moment in watch.moments:
+            done, after = moment.done, watch.ops[moment.done :]
+            when = f"after “{watch.ops[done - 1]}”, before “{after[0]}”" if done and after else "at once"
+            when = "right after `save` had returned" if not after else when
+            when = f"in the middle of “{after[0]}”" if moment.how == "torn" else when
+            what = "Killed" if moment.how in ("kill", "torn") else "The power was cut"
+            text = (
+                f"{what} {when} ({saved}, step {step} is being saved). The folder then holds {contents(moment.files)}"
+            )
+            if moment.how in hows:
+                yield watch, moment, [step] if not after else [before[-1] if before else None, step], text
 
 
 def partial_name(moment: Moment, watch: DiskWatch) -> str:
@@ -190,97 +169,62 @@ def partial_name(moment: Moment, watch: DiskWatch) -> str:
 def killed(learner: ModuleType, recorder: Recorder) -> None:
     """Saves into an empty folder, with `keep=1` and with `keep=2`, ended after each operation."""
     bench = Bench(learner, recorder)
-    for watch, old, new in scenes(bench):
-        moments = [moment for moment in watch.moments if moment.how in ("kill", "torn")]
-        for moment in moments:
-            name = partial_name(moment, watch)
-            expect(
-                not name,
-                f"`{name}` was there with {len(moment.files.get(name) or '')} bytes, and has "
-                f"{len(watch.end.get(name) or '')} when `save` returns: whoever looks in between, or after a kill, finds "
-                "part of a file under the name of the whole. Write a draft under another name, and rename it when it "
-                f"is complete. {told(watch.ops)}",
-                READ,
-            )
-        for moment in moments:
-            allowed = [new] if moment.done == len(watch.ops) else [old, new]
-            what = scene(moment, watch, old, new)
-            if problem := bench.problem(moment.files, allowed):
-                cause = why_killed(bench, moment, watch, allowed)
-                raise Wrong(f"{what}, and `load_latest` {problem}. {cause}", READ)
-            if moment.how == "kill":
-                problem = bench.next_problem(new + 1, bench.found)
-                expect(
-                    not problem,
-                    f"{what}; the job is started again and saves step {new + 1}, and {problem}. What a killed save "
-                    "has left behind must not stop the next one.",
-                    READ,
-                )
+    for watch, moment, allowed, text in moments(bench, "kill", "torn"):
+        name = partial_name(moment, watch)
+        sizes = [len(files.get(name) or "") for files in (moment.files, watch.end)]
+        expect(
+            not name,
+            f"`{name}` was there with {sizes[0]} bytes, and has {sizes[1]} when `save` returns: whoever looks in "
+            "between, or after a kill, finds part of a file under the name of the whole. Write a draft under another "
+            f"name, and rename it when it is complete. {history(watch.ops)}",
+        )
+        if problem := bench.problem(moment.files, allowed):
+            raise Wrong(f"{text}, and `load_latest` {problem}. {why_killed(bench, moment, watch, allowed)}")
+        step = (allowed[-1] or 0) + 1
+        if moment.how == "kill" and (problem := bench.next_problem(step, bench.found)):
+            restart = f"the job is started again and saves step {step}"
+            raise Wrong(f"{text}; {restart}, and {problem}. What a killed save left behind must not stop the next one.")
 
 
 def why_killed(bench: Bench, moment: Moment, watch: DiskWatch, allowed: Sequence[int | None]) -> str:
     """What is behind it."""
-    first = watch.moments[0].files
-    drafts = [name for name in moment.files if name not in first and name not in watch.end]
+    drafts = [name for name in moment.files if name not in watch.moments[0].files and name not in watch.end]
     if drafts and not bench.problem({n: c for n, c in moment.files.items() if n not in drafts}, allowed):
-        return (
-            f"It stumbles over the draft `{drafts[0]}`: a killed process cannot clean up. Take only names that a "
-            "finished checkpoint has."
-        )
-    removed = [op.name for op in watch.ops[: moment.done] if op.kind == "remove"]
-    if removed:
-        return (
-            f"`{removed[0]}` was removed before the new checkpoint was complete: first the new one comes, then the old "
-            "one goes."
-        )
-    return told(watch.ops)
+        names = "Take only names that a finished checkpoint has."
+        return f"It stumbles over the draft `{drafts[0]}`: a killed process cannot clean up. {names}"
+    for removed in (op.name for op in watch.ops[: moment.done] if op.kind == "remove"):
+        order = "first the new one comes, then the old one goes."
+        return f"`{removed}` was removed before the new checkpoint was complete: {order}"
+    return history(watch.ops)
 
 
 @in_rank("The power is cut at any moment")
 def unplugged(learner: ModuleType, recorder: Recorder) -> None:
     """The same saves; what was not flushed to the disk, bytes or names, is lost, or arrives late."""
     bench = Bench(learner, recorder)
-    for watch, old, new in scenes(bench):
-        for moment in watch.moments:
-            if moment.how in ("kill", "torn"):
-                continue
-            allowed = [new] if moment.done == len(watch.ops) else [old, new]
-            problem = bench.problem(moment.files, allowed)
-            name = partial_name(moment, watch) if moment.how == "bytes" else ""
-            if problem or name:
-                problem = problem or f"has to pass over `{name}`, of which only a part is there"
-                what = f"{scene(moment, watch, old, new)}, and `load_latest` {problem}."
-                raise Wrong(f"{what} {why_lost(moment, name, watch.ops)} {told(watch.ops)}", READ)
+    for watch, moment, allowed, text in moments(bench, "bytes", "names", "order"):
+        problem, name = bench.problem(moment.files, allowed), partial_name(moment, watch)
+        if name and moment.how == "bytes" and not problem:
+            problem = f"has to pass over `{name}`, of which only a part is there"
+        cause = why_lost(moment, name or max(moment.files, default=""), watch.ops)
+        expect(not problem, f"{text}, and `load_latest` {problem}. {cause} {history(watch.ops)}")
 
 
 def why_lost(moment: Moment, name: str, ops: Sequence[Op]) -> str:
     """Which flush is missing."""
     if moment.how == "order":
         return (
-            "The removal of the old one reached the disk, the name of the new one did not: nothing but `fsync` of the "
-            "folder puts an order between them."
+            "The removal of the old one reached the disk, the name of the new one did not: `fsync` the folder between."
         )
     if moment.how == "names":
-        return (
-            "The names are entries of the folder, and nobody has flushed those: open the folder with "
-            "`os.open(folder, os.O_RDONLY)` and `os.fsync` it after the rename."
-        )
+        return "Names are entries of the folder: `os.open(folder, os.O_RDONLY)`, and `os.fsync` that after the rename."
     draft = next((op.name for op in ops if op.to == name), name)
     kinds = [op.kind for op in ops if op.name in (name, draft) and op.kind in ("create", "write", "fsync")]
     if "fsync" not in kinds:
-        return (
-            f"`{name}` had its name, and its bytes were still in the kernel's memory: a rename can reach the disk "
-            "before what was written. `os.fsync` the draft before it."
-        )
+        return f"`{name}` had its name, its bytes were still in the kernel's memory: `os.fsync` the draft first."
     if kinds[-1] == "write":
-        return (
-            f"`fsync` of `{name}` came before its last bytes: they were in Python's buffer, which `os.fsync` does not "
-            "know. `file.flush()` first, or close the file."
-        )
+        return f"`fsync` of `{name}` came before its last bytes: they were in Python's buffer. `file.flush()` first."
     return f"`fsync` of `{name}` came after the rename, and the power was cut between: first the bytes, then the name."
-
-
-# -- a disk that fails, and a file that is damaged -----------------------------------------------------
 
 
 @in_rank("The disk is full, or fails")
@@ -312,23 +256,17 @@ def fail_twice(bench: Bench, start: Files, what: str, fail_at: int, limit: int |
         problem = bench.problem(bench.folder, [9, 10] if error else [10])
         then = f", and `load_latest` then {problem}" if problem else ""
         short = " `os.write` returns how much it took, and that may be less." * watch.bare_write
-        expect(
-            error,
-            f"When {what}, `save` returned as if all was well{then}.{short} The caller believes that there is a "
-            "checkpoint.",
-            READ,
-        )
+        expect(error, f"When {what}, `save` returned as if all was well{then}.{short} Its caller trusts it.")
         left.append(read_files(bench.folder))
-        expect(not problem, f"When {what}, `save` raised {error}, as it should{then}. There is {held(left[-1])}.", READ)
+        expect(not problem, f"When {what}, `save` raised {error}, as it should{then}. There is {contents(left[-1])}.")
     expect(
         len(left[1]) <= len(left[0]),
         f"When {what}, `save` raised, and left a file; the next time it left another one, "
         f"`{max(left[1].keys() - left[0].keys(), default='')}`. On a full disk that takes the room that is missing: "
         "remove the draft when the save fails.",
-        READ,
     )
     problem = bench.next_problem(10, bench.folder)
-    expect(not problem, f"After {what}, all was well again and step 10 was saved; {problem}.", READ)
+    expect(not problem, f"After {what}, all was well again and step 10 was saved; {problem}.")
 
 
 @in_rank("The newest is damaged")
@@ -349,16 +287,16 @@ def damaged(learner: ModuleType, recorder: Recorder) -> None:
                     "The file can be read, and its content has changed: only a checksum, saved with it and compared "
                     "before anything is used, finds that. Step 9 is whole."
                 )
-            expect(not problem, f"`{name}` of step 10 is {what}, and `load_latest` {problem}. {idea}", READ)
+            expect(not problem, f"`{name}` of step 10 is {what}, and `load_latest` {problem}. {idea}")
 
 
-def damages(content: bytes) -> Iterator[tuple[str, bytes | None]]:
+def damages(content: bytes) -> list[tuple[str, bytes | None]]:
     """A file, damaged in one way each; None: it is gone."""
     size = len(content)
-    for at in sorted({*range(0, size, max(1, size // 16)), size // 2, size - 1, max(0, size - 40)} if size else ()):
-        flipped = bytearray(content)
-        flipped[at] ^= 16
-        yield f"whole but for one bit (of byte {at} of {size})", bytes(flipped)
-    for length in sorted({0, 1, size // 2, size - 1} & set(range(size))):
-        yield f"cut to {length} of {size} bytes", content[:length]
-    yield "gone", None
+    bits = {*range(0, size, max(1, size // 16)), size // 2, size - 1, size - 40} & {*range(size)}
+    flipped = [content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :] for at in sorted(bits)]
+    cut = [content[:length] for length in sorted({0, 1, size // 2, size - 1} & {*range(size)})]
+    whole = [
+        (f"whole but for one bit (of byte {at} of {size})", f) for at, f in zip(sorted(bits), flipped, strict=True)
+    ]
+    return [*whole, *((f"cut to {len(part)} of {size} bytes", part) for part in cut), ("gone", None)]

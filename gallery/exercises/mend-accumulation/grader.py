@@ -26,14 +26,13 @@ LR, MICRO, WIDTH = 0.05, 2, 400
 READ = "internals-no-sync"
 AROUND = "museum-no-sync-around-backward"
 UNSYNCED = (
-    "holds each rank's own gradient: the last micro-batch of this window ran its forward under "
-    "`no_sync` too, so nothing was averaged and the ranks part. The last of *each* window "
-    "synchronizes, also of a short one",
+    "holds each rank's own gradient: the last micro-batch of this window ran its forward under `no_sync` too, so "
+    "nothing was averaged and the ranks part. The last of *each* window synchronizes, also of a short one",
     READ,
 )
 INNER = (
-    "holds each rank's own gradient, although the last forward was not under `no_sync`: it did not "
-    "go through DDP. Call `ddp(x)`; `model(x)` and `ddp.module(x)` average nothing",
+    "holds each rank's own gradient, although the last forward was not under `no_sync`: it did not go through DDP. "
+    "Call `ddp(x)`; `model(x)` and `ddp.module(x)` average nothing",
     "museum-calls-the-inner-module",
 )
 
@@ -85,10 +84,7 @@ def some(parts: Gradients) -> Gradients:
 
 def held(module: nn.Module) -> Gradients:
     """The gradients of `module`, on the CPU."""
-    return {
-        name: None if p.grad is None else p.grad.detach().cpu()
-        for name, p in module.named_parameters()
-    }
+    return {name: None if p.grad is None else p.grad.detach().cpu() for name, p in module.named_parameters()}
 
 
 def counted(number: int, what: str) -> str:
@@ -222,19 +218,17 @@ def as_big_batches(micros: int, accumulate: int) -> Callable[[list[Seen]], None]
         for rank, steps in enumerate(len(s.steps) for s in seen):
             expect(
                 steps == len(windows),
-                f"{what} are {counted(len(windows), 'step')} of the optimizer; rank {rank} made "
-                f"{steps}. {why_so_many(steps, micros, windows)}",
+                f"{what} are {counted(len(windows), 'step')} of the optimizer; rank {rank} made {steps}. "
+                f"{why_so_many(steps, micros, windows)}",
                 READ,
             )
         for number, window in enumerate(windows):
             gradients_of(number, window, accumulate, seen, right)
-        training.expect_one_model(
-            [s.end for s in seen], None, "Their gradients were the same in each step."
-        )
+        training.expect_one_model([s.end for s in seen], None, "Their gradients were the same in each step.")
         expect(
             training.same(seen[0].end, right.end),
-            "Each step had the right gradients, but the weights are not those of big batches: look "
-            "at what was done to the weights or to the optimizer beside its steps.",
+            "Each step had the right gradients, but the weights are not those of big batches: look at what was done "
+            "to the weights or to the optimizer beside its steps.",
             "idea-equality",
         )
 
@@ -246,9 +240,8 @@ def one_at_a_time(seen: Sequence[Seen]) -> None:
     largest = max((n for s in seen for step in s.steps for n in step.samples), default=0)
     expect(
         largest <= MICRO,
-        f"{largest} samples went through the model at once, and a micro-batch has {MICRO}. The "
-        "gradient is right, but the window has to fit into memory: that is what accumulation is "
-        "to avoid.",
+        f"{largest} samples went through the model at once, and a micro-batch has {MICRO}. The gradient is right, but "
+        "the window has to fit into memory: that is what accumulation is to avoid.",
         "idea-batch",
     )
 
@@ -262,8 +255,8 @@ def why_so_many(steps: int, micros: int, windows: Sequence[Sequence[int]]) -> st
         return "That is one per micro-batch: the step belongs to the end of a window."
     if steps == len(windows) - 1 == micros // len(windows[0]):
         return (
-            f"The last {counted(tail, 'micro-batch')} got none: at the end of the data a "
-            "shorter window is left, and dropping it drops its samples."
+            f"The last {counted(tail, 'micro-batch')} got none: at the end of the data a shorter window is left, and "
+            "dropping it drops its samples."
         )
     return f"The windows hold {', '.join(str(len(window)) for window in windows)} micro-batches."
 
@@ -290,9 +283,8 @@ def gradients_of(
     symptoms = [
         Symptom(
             everywhere(window, 1),
-            f"holds the sum over the {size} micro-batches, not their mean: `backward` adds to "
-            f"`.grad`. Divide each loss by {size} before its backward, or the step is as if the "
-            "learning rate were so many times higher",
+            f"holds the sum over the {size} micro-batches, not their mean: `backward` adds to `.grad`. Divide each "
+            f"loss by {size} before its backward, or the step is as if the learning rate were so many times higher",
             "idea-equality",
         ),
         Symptom(
@@ -302,15 +294,15 @@ def gradients_of(
         ),
         Symptom(
             everywhere(window, 1 / accumulate),
-            f"was divided by {accumulate}, but the window has only {size}: the step is too small. "
-            "Divide by what is in the window",
+            f"was divided by {accumulate}, but the window has only {size}: the step is too small. Divide by what is "
+            "in the window",
             "idea-equality",
         ),
         *(
             Symptom(
                 everywhere(window[-1:], factor),
-                "holds the last micro-batch only: `zero_grad` has wiped out the others. It belongs "
-                "to the beginning or the end of a window, where a step has used them",
+                "holds the last micro-batch only: `zero_grad` has wiped out the others. It belongs to the beginning "
+                "or the end of a window, where a step has used them",
                 READ,
             )
             for factor in (1, 1 / size, 1 / accumulate)
@@ -326,27 +318,20 @@ def gradients_of(
     if number:
         symptoms += [
             Symptom(
-                [
-                    total([now, s.steps[number - 1].before])
-                    for now, s in zip(part, seen, strict=True)
-                ],
-                "still holds the gradient of the window before: `.grad` is added to until "
-                "`zero_grad`, once per window",
+                [total([now, s.steps[number - 1].before]) for now, s in zip(part, seen, strict=True)],
+                "still holds the gradient of the window before: `.grad` is added to until `zero_grad`, once per window",
                 READ,
             )
             for part in (everywhere(window, 1 / size), everywhere(window, 1 / accumulate))
         ]
     empty: list[Gradients] = [dict.fromkeys(expected[0])] * ranks
-    zeros = [
-        {name: torch.zeros_like(g) for name, g in expected[0].items() if g is not None}
-    ] * ranks
+    zeros = [{name: torch.zeros_like(g) for name, g in expected[0].items() if g is not None}] * ranks
     wiped = "is gone when the step is made: `zero_grad` stands between the backward and the step"
     symptoms += [Symptom(nothing, wiped, READ) for nothing in (empty, zeros)]
     symptoms += [
         Symptom(
             everywhere(range(first, last), factor),
-            f"holds {named(range(first, last))}, and the window is {named(window)}: what counts "
-            "them is off",
+            f"holds {named(range(first, last))}, and the window is {named(window)}: what counts them is off",
             READ,
         )
         for first, last in itertools.combinations(range(len(alone) + 1), 2)
@@ -367,14 +352,13 @@ def once_per_step(seen: list[Seen]) -> None:
         around = seen[0].contexts and all(step.synced)
         if around:
             idea = (
-                "`no_sync` was entered, but no forward ran inside: what decides is where the "
-                "*forward* runs, and around the backward alone it changes nothing. Put both under "
-                "it."
+                "`no_sync` was entered, but no forward ran inside: what decides is where the *forward* runs, and "
+                "around the backward alone it changes nothing. Put both under it."
             )
         elif all(step.synced):
             idea = (
-                "Each micro-batch was averaged on its own. The numbers are right, but all but the "
-                "last were for nothing: run those, forward and backward, under `no_sync()`."
+                "Each micro-batch was averaged on its own. The numbers are right, but all but the last were for "
+                "nothing: run those, forward and backward, under `no_sync()`."
             )
         elif len(step.calls) > right and step.synced.count(True) == 1:
             idea = "DDP's own are enough: whatever else you reduce or broadcast costs once more."
@@ -382,10 +366,9 @@ def once_per_step(seen: list[Seen]) -> None:
             idea = "Only the last micro-batch of a window communicates."
         others = len(step.calls) - len(made)
         raise Wrong(
-            f"In step {number} of {len(seen[0].steps)} DDP has {counted(right, 'bucket')}, so it "
-            f"needs {counted(right, 'all-reduce')}. With {counted(micros, 'micro-batch')} it made "
-            f"{len(made)}"
-            f"{' and ' + counted(others, 'other collective') if others else ''}. {idea}",
+            f"In step {number} of {len(seen[0].steps)} DDP has {counted(right, 'bucket')}, so it needs "
+            f"{counted(right, 'all-reduce')}. With {counted(micros, 'micro-batch')} it made "
+            f"{len(made)}{' and ' + counted(others, 'other collective') if others else ''}. {idea}",
             AROUND if around else READ,
         )
 

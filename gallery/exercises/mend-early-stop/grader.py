@@ -107,9 +107,9 @@ def as_one(targets: list[float], max_epochs: int = MAX_EPOCHS) -> Callable[[list
             own[0]: "That is where rank 0's own share of the validation set stops: its word is the "
             "same for all, but it has seen only its share.",
             stop([sum(step) / world for step in zip(*shares, strict=True)]): (
-                "That is where the mean of the ranks' means stops. The shares differ in size, and "
-                "a mean of means weighs them alike: reduce the sum of the errors, and the count. "
-                "A share without samples has no mean at all, but NaN, which never falls."
+                "That is where the mean of the ranks' means stops. The shares differ in size, and a mean of means "
+                "weighs them alike: reduce the sum of the errors, and the count. A share without samples has no mean "
+                "at all, but NaN, which never falls."
             ),
         }
         if epochs != right:
@@ -123,8 +123,8 @@ def as_one(targets: list[float], max_epochs: int = MAX_EPOCHS) -> Callable[[list
         steps = 4 * (1 - (1 - 2 * LR) ** right)
         expect(
             math.isclose(weight, steps, rel_tol=1e-9),
-            f"They stopped after {right} epochs, as they should, but with other weights than one "
-            "process: every epoch is one step with the mean gradient of all training samples.",
+            f"They stopped after {right} epochs, as they should, but with other weights than one process: every epoch "
+            "is one step with the mean gradient of all training samples.",
             "idea-equality",
         )
 

@@ -78,8 +78,8 @@ def as_one_process(dark: tuple[tuple[int, ...], ...]) -> Callable[[list[Seen]], 
         training.expect_one_model(
             [s.end for s in seen],
             start,
-            "A parameter that DDP does not know of, or a step inside `no_sync`, is each rank's "
-            "own affair: the error is gone, and so is the average.",
+            "A parameter that DDP does not know of, or a step inside `no_sync`, is each rank's own affair: the error "
+            "is gone, and so is the average.",
             READ,
         )
         for step in range(len(dark[0])):
@@ -94,16 +94,16 @@ def as_one_process(dark: tuple[tuple[int, ...], ...]) -> Callable[[list[Seen]], 
         for name in names:
             expect(
                 torch.allclose(held[name], start[name]) == torch.allclose(right[name], start[name]),
-                f"`{name}` was never trained, though there were pictures for it: the error is "
-                "gone because the branch is frozen.",
+                f"`{name}` was never trained, though there were pictures for it: the error is gone because the branch "
+                "is frozen.",
                 READ,
             )
         wrong = [name for name in names if not torch.allclose(held[name], right[name], rtol=1e-9)]
         expect(
             not wrong,
             "The ranks agree, but not with one process on the batches of all ranks: "
-            f"{', '.join(f'`{name}`' for name in wrong)} differ. Was a batch left out, or does a "
-            "branch learn from pictures that are not its own?",
+            f"{', '.join(f'`{name}`' for name in wrong)} differ. Was a batch left out, or does a branch learn from "
+            "pictures that are not its own?",
             "idea-equality",
         )
 
@@ -129,8 +129,8 @@ def computes_the_same(seen: list[Tensor]) -> None:
         right = torch.cat([original(*batch(0, 0, dark)[:2]) for dark in (0, 2, 4)])
     expect(
         seen[0].shape == right.shape and torch.allclose(seen[0], right),
-        "The model predicts something else than before. A branch that takes part for the sake of "
-        "its gradient must add zero to the prediction.",
+        "The model predicts something else than before. A branch that takes part for the sake of its gradient must "
+        "add zero to the prediction.",
     )
 
 

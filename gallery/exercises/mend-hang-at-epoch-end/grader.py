@@ -65,8 +65,8 @@ def scene(learner: ModuleType) -> Seen:
 def in_step(seen: list[Seen]) -> None:
     """Judge that all ranks hold the same trained weights."""
     hint = (
-        "A rank that makes more steps than the others cannot make them alone: `no_sync`, or a "
-        "step on the bare module, keeps it from waiting, and makes it another model."
+        "A rank that makes more steps than the others cannot make them alone: `no_sync`, or a step on the bare "
+        "module, keeps it from waiting, and makes it another model."
     )
     start = training.weights(new_model(1))  # rank 0's; DDP gives it to all
     training.expect_one_model([s.end for s in seen], start, hint, READ)
@@ -88,15 +88,14 @@ def all_used(length: int, epochs: int, batch_size: int) -> Callable[[list[Seen]]
         short = sum(c < epochs for c in count)
         expect(
             not short,
-            f"{short} of {length} samples were trained on less than once per epoch. Cutting all "
-            "ranks to the shortest keeps them in step, and loses data. Give the shorter ranks more "
-            "to do instead.",
+            f"{short} of {length} samples were trained on less than once per epoch. Cutting all ranks to the shortest "
+            "keeps them in step, and loses data. Give the shorter ranks more to do instead.",
             READ,
         )
         expect(
             sum(count) <= epochs * (length + len(seen) * batch_size),
-            f"{len(seen)} ranks trained on {sum(count)} samples in {epochs} epochs of {length}: in "
-            "step, but on what others have done already. Fill only the gap between the shards.",
+            f"{len(seen)} ranks trained on {sum(count)} samples in {epochs} epochs of {length}: in step, but on what "
+            "others have done already. Fill only the gap between the shards.",
             "setup-samplers",
         )
         expect(
@@ -137,9 +136,9 @@ def as_one_process(seen: list[Seen]) -> None:
     ends = [replay(seen, rule) for rule in ("ranks", "active ranks", "samples")]
     expect(
         any(training.same(seen[0].end, end) for end in ends),
-        "The ranks agree in the end, but one process that takes the mean of the same batches, "
-        "step by step, arrives elsewhere: each step must use the mean gradient of that step, and "
-        "neither weights that are averaged now and then, nor a loss that is scaled.",
+        "The ranks agree in the end, but one process that takes the mean of the same batches, step by step, arrives "
+        "elsewhere: each step must use the mean gradient of that step, and neither weights that are averaged now and "
+        "then, nor a loss that is scaled.",
         "idea-equality",
     )
 

@@ -77,8 +77,8 @@ def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
 
     def judge(seen: list[Seen]) -> None:
         hint = (
-            "A damaged batch reaches every rank through the all-reduce, and a decision that each "
-            "rank takes from its own loss parts them. All must know before any of them steps."
+            "A damaged batch reaches every rank through the all-reduce, and a decision that each rank takes from its "
+            "own loss parts them. All must know before any of them steps."
         )
         training.expect_one_model([s.end for s in seen], seen[0].start, hint, READ)
         ranks, held = len(seen), seen[0].end
@@ -89,9 +89,8 @@ def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
             (in_one_process(ranks, first, bad), "Training ended at the first damaged batch."),
             (
                 in_one_process(ranks, list(range(steps)), bad, finite_ranks=True),
-                "A damaged batch counts as zero, and the step is made with what the other ranks "
-                "have, still divided by all: a shorter step, which momentum remembers. It was to "
-                "be left out by all.",
+                "A damaged batch counts as zero, and the step is made with what the other ranks have, still divided "
+                "by all: a shorter step, which momentum remembers. It was to be left out by all.",
             ),
         ]
         right = in_one_process(ranks, good, bad)
@@ -105,8 +104,8 @@ def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
         counts = [s.left_out for s in seen]
         expect(
             counts == [len(bad_steps)] * ranks,
-            f"The ranks returned {counts}; {len(bad_steps)} steps were left out, by all ranks. A "
-            "rank whose own batch was good has left the step out, too.",
+            f"The ranks returned {counts}; {len(bad_steps)} steps were left out, by all ranks. A rank whose own batch "
+            "was good has left the step out, too.",
         )
 
     return judge

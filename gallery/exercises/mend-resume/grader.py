@@ -56,8 +56,8 @@ def play(learner: ModuleType, recorder: Recorder, *last_epochs: int) -> list[Run
 def alike(seen: list[list[Run]]) -> None:
     """Judge that after each run all ranks hold the same weights."""
     hint = (
-        "DDP broadcasts the weights of rank 0 when it is constructed, and never again: what is "
-        "loaded later, every rank must load."
+        "DDP broadcasts the weights of rank 0 when it is constructed, and never again: what is loaded later, every "
+        "rank must load."
     )
     for runs in zip(*seen, strict=True):
         training.expect_one_model([run.end for run in runs], None, hint, LOADING)
@@ -69,9 +69,8 @@ def keeps_weights(seen: list[list[Run]]) -> None:
     first, second = seen[0]
     expect(
         not training.same(second.end, second.start),
-        "The resumed model holds the weights that it was built with: nothing of the checkpoint "
-        "was loaded into it. `load_state_dict(…, strict=False)` permits that no name fits; look "
-        "at what it returns.",
+        "The resumed model holds the weights that it was built with: nothing of the checkpoint was loaded into it. "
+        "`load_state_dict(…, strict=False)` permits that no name fits; look at what it returns.",
     )
     expect(
         training.same(second.end, first.end),
@@ -126,9 +125,9 @@ def complete(seen: list[list[Run]]) -> None:
     early = [rank for rank, (run,) in enumerate(seen) if not run.complete]
     expect(
         not early,
-        f"When `train` returned on rank {', '.join(map(str, early))}, there was no checkpoint yet: "
-        "rank 0 was still saving. No rank may return before; they can only know by a collective "
-        "that rank 0 calls after it has saved. A time to sleep is a guess.",
+        f"When `train` returned on rank {', '.join(map(str, early))}, there was no checkpoint yet: rank 0 was still "
+        "saving. No rank may return before; they can only know by a collective that rank 0 calls after it has saved. "
+        "A time to sleep is a guess.",
         "fault-checkpoint-half-written",
     )
     files = [file for (run,) in seen for file in set(run.saved)]

@@ -130,8 +130,7 @@ def mistakes(seen: list[Seen], micros: tuple[int, ...], silent: bool) -> list[Sy
     found = [
         Symptom(
             [dict.fromkeys(own) for own in local],
-            "has no gradient: the backward inside must still accumulate, or there is nothing to "
-            "average later",
+            "has no gradient: the backward inside must still accumulate, or there is nothing to average later",
         ),
         Symptom(mean(local), "holds the mean, where torch's DDP leaves each rank its own sum")
         if silent
@@ -143,15 +142,15 @@ def mistakes(seen: list[Seen], micros: tuple[int, ...], silent: bool) -> list[Sy
         found += [
             Symptom(
                 [times(1 / len(micros), one) for one in mean(local)],
-                f"was also divided by the {len(micros)} micro-batches. That is the business of the "
-                "loss; DDP averages over ranks only",
+                f"was also divided by the {len(micros)} micro-batches. That is the business of the loss; DDP averages "
+                "over ranks only",
             ),
             Symptom(mean(last), "holds the mean of the last micro-batch only: the others are lost"),
             Symptom(last, "holds this rank's last micro-batch only: the others are lost"),
             Symptom(
                 averaged,
-                "holds the mean of the last micro-batch, added to this rank's own earlier ones: "
-                "reduce all that has accumulated in `p.grad`",
+                "holds the mean of the last micro-batch, added to this rank's own earlier ones: reduce all that has "
+                "accumulated in `p.grad`",
             ),
         ]
     return found
@@ -222,8 +221,8 @@ def accumulation(learner: ModuleType, recorder: Recorder) -> Seen:
     judge=as_torch(
         (
             (0, 1),
-            "The inner context has ended, the outer one has not: leave the flag as you found it, "
-            "instead of setting it to True or flipping it.",
+            "The inner context has ended, the outer one has not: leave the flag as you found it, instead of setting "
+            "it to True or flipping it.",
         ),
         ((0, 1, 2), "Both contexts have ended."),
     ),
@@ -250,8 +249,8 @@ def nested(learner: ModuleType, recorder: Recorder) -> Seen:
     judge=as_torch(
         (
             (0,),
-            "The context was left by an exception, and `no_sync` stayed on: what follows `yield` "
-            "is then executed only if it stands in a `finally`.",
+            "The context was left by an exception, and `no_sync` stayed on: what follows `yield` is then executed "
+            "only if it stands in a `finally`.",
         )
     ),
     read=READ,
@@ -272,8 +271,8 @@ def exception(learner: ModuleType, recorder: Recorder) -> Seen:
     seen = play(learner, recorder, scene)
     expect(
         len(came_out) == 2,
-        "The exception never came out of `no_sync`: a context manager that catches what is raised "
-        "at its `yield`, and does not raise it again, hides the errors of the training loop.",
+        "The exception never came out of `no_sync`: a context manager that catches what is raised at its `yield`, and "
+        "does not raise it again, hides the errors of the training loop.",
     )
     return seen
 
@@ -284,8 +283,7 @@ def exception(learner: ModuleType, recorder: Recorder) -> Seen:
     judge=as_torch(
         (
             (0,),
-            "It was another model's `no_sync`: keep the flag in `self`, not in the class or the "
-            "module.",
+            "It was another model's `no_sync`: keep the flag in `self`, not in the class or the module.",
         )
     ),
     read=READ,

@@ -30,9 +30,8 @@ class Case:
 
     def __str__(self) -> str:  # noqa: D105
         return (
-            f"{self.layers} layer{'s' * (self.layers > 1)} of {self.layer_bytes} bytes, "
-            f"cap {self.cap_bytes} bytes, forward {ms(self.forward_s)}, "
-            f"backward {ms(self.backward_s)}, latency {ms(self.latency_s)}, "
+            f"{self.layers} layer{'s' * (self.layers > 1)} of {self.layer_bytes} bytes, cap {self.cap_bytes} bytes, "
+            f"forward {ms(self.forward_s)}, backward {ms(self.backward_s)}, latency {ms(self.latency_s)}, "
             f"{self.bytes_per_s:g} bytes/s"
         )
 
@@ -47,14 +46,14 @@ class Case:
 # name of a slip: (what is done then, where to read). `slipped` computes with them.
 SLIPS = {
     "no tail": (
-        "the step ends with the backward. The last bucket is full only then: its transfer is "
-        "exposed, for nothing is left to hide it",
+        "the step ends with the backward. The last bucket is full only then: its transfer is exposed, for nothing is "
+        "left to hide it",
         READ,
     ),
     "no forward": ("the forward is left out. No gradient is ready before it has ended", READ),
     "during forward": (
-        "the ready times count from the start of the step. The transfers then begin during the "
-        "forward, before there is a gradient: add `forward_s` to each",
+        "the ready times count from the start of the step. The transfers then begin during the forward, before there "
+        "is a gradient: add `forward_s` to each",
         READ,
     ),
     "latency once": (
@@ -68,18 +67,18 @@ SLIPS = {
     ),
     "no bytes": ("a bucket costs its latency alone. Its bytes travel, too", READ),
     "own link": (
-        "each bucket is sent as soon as it is full, as if it had a link of its own. There is one "
-        "link, in order: a bucket also waits until the one before has arrived",
+        "each bucket is sent as soon as it is full, as if it had a link of its own. There is one link, in order: a "
+        "bucket also waits until the one before has arrived",
         READ,
     ),
     "no overlap": (
-        "nothing is sent before the backward has ended. A bucket is sent while the layers that "
-        "come after it still compute",
+        "nothing is sent before the backward has ended. A bucket is sent while the layers that come after it still "
+        "compute",
         "internals-backward",
     ),
     "perfect overlap": (
-        "the longer of backward and communication counts. They never overlap fully: the link idles "
-        "until the first bucket is full, and the last bucket leaves when the backward is over",
+        "the longer of backward and communication counts. They never overlap fully: the link idles until the first "
+        "bucket is full, and the last bucket leaves when the backward is over",
         READ,
     ),
     "last bucket full": (
@@ -91,18 +90,17 @@ SLIPS = {
         BUCKETS,
     ),
     "last bucket lost, and the backward": (
-        "a bucket that never reaches the cap is not sent, and the step ends with the one before. "
-        "The last one is sent with what it has",
+        "a bucket that never reaches the cap is not sent, and the step ends with the one before. The last one is sent "
+        "with what it has",
         BUCKETS,
     ),
     "small first": (
-        "the bucket that is not full comes first. Buckets are filled in ready order, so it is the "
-        "last",
+        "the bucket that is not full comes first. Buckets are filled in ready order, so it is the last",
         BUCKETS,
     ),
     "below the cap": (
-        "a bucket closes before it would exceed the cap. It closes once it holds at least the cap, "
-        "so it may exceed it by almost a layer",
+        "a bucket closes before it would exceed the cap. It closes once it holds at least the cap, so it may exceed "
+        "it by almost a layer",
         BUCKETS,
     ),
     "above the cap": (
@@ -118,8 +116,8 @@ SLIPS = {
         "internals-backward",
     ),
     "one layer early": (
-        "the gradients become ready one layer early, the first one at time 0. Layer i of "
-        "range(layers) has its gradient when it is done, after (i + 1)/layers of the backward",
+        "the gradients become ready one layer early, the first one at time 0. Layer i of range(layers) has its "
+        "gradient when it is done, after (i + 1)/layers of the backward",
         READ,
     ),
     "one bucket": ("all layers are in one bucket. `cap_bytes` counts bytes", BUCKETS),
@@ -191,8 +189,8 @@ def ask(learner: ModuleType, cases: Sequence[Case]) -> list[float]:
     again = answer(learner, cases[0])
     if not close(again, said[0]):
         raise Wrong(
-            f"The same arguments gave {ms(said[0])} at first and {ms(again)} later ({cases[0]}). "
-            "Something was kept from the calls between: the result depends on the arguments alone.",
+            f"The same arguments gave {ms(said[0])} at first and {ms(again)} later ({cases[0]}). Something was kept "
+            "from the calls between: the result depends on the arguments alone.",
             READ,
         )
     return said
@@ -207,8 +205,8 @@ def answer(learner: ModuleType, case: Case) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise Wrong(
-            f"`step_seconds` returned {returned!r:.60} for {case}. It is to return one finite "
-            "number: the seconds of the step.",
+            f"`step_seconds` returned {returned!r:.60} for {case}. It is to return one finite number: the seconds of "
+            "the step.",
             READ,
         )
     return number
@@ -244,8 +242,7 @@ def explain(cases: Sequence[Case], said: Sequence[float], first: int) -> tuple[s
 def timeline(case: Case) -> str:
     """What the link does, at most four buckets of it."""
     sent = [
-        f"{bucket.nbytes} bytes, full at {ms(bucket.ready_s)}, "
-        f"sent from {ms(bucket.start_s)} to {ms(bucket.end_s)}"
+        f"{bucket.nbytes} bytes, full at {ms(bucket.ready_s)}, sent from {ms(bucket.start_s)} to {ms(bucket.end_s)}"
         for bucket in case.right.timeline
     ]
     shown = sent if len(sent) <= 4 else [*sent[:2], "…", sent[-1]]

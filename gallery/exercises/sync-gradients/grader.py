@@ -41,9 +41,7 @@ def small_module() -> nn.Module:
     return nn.Sequential(*layers).to(device())
 
 
-def call(
-    learner: ModuleType, recorder: Recorder, module: nn.Module, missing: tuple[str, ...] = ()
-) -> Seen:
+def call(learner: ModuleType, recorder: Recorder, module: nn.Module, missing: tuple[str, ...] = ()) -> Seen:
     """Give every parameter but the missing ones its gradient, and call `sync_gradients`."""
     named = list(module.named_parameters())
     for value, (name, p) in zip(GRADIENTS[dist.get_rank()], named, strict=True):
@@ -67,15 +65,11 @@ def equal_to_the_mean(seen: list[Seen]) -> None:
     changed, attached = (names[0] if names else "" for names in (first.changed, first.attached))
     expect(
         not changed,
-        f"The call changed `{changed}`, which is no gradient. Averaging "
-        "parameters is another algorithm: each rank's momentum would still be made of its own "
-        "gradients. Reduce `p.grad`, not `p` or `p.data`.",
+        f"The call changed `{changed}`, which is no gradient. Averaging parameters is another algorithm: each rank's "
+        "momentum would still be made of its own gradients. Reduce `p.grad`, not `p` or `p.data`.",
         "museum-reduces-the-parameter",
     )
-    hint = (
-        f"Your function returned a {first.returned}, which nobody reads: the result belongs in "
-        "`.grad`."
-    )
+    hint = f"Your function returned a {first.returned}, which nobody reads: the result belongs in `.grad`."
     expect_gradients(
         [s.after for s in seen],
         mean(local),
@@ -85,9 +79,8 @@ def equal_to_the_mean(seen: list[Seen]) -> None:
     )
     expect(
         not attached,
-        f"The gradient of `{attached}` requires a gradient itself, so that "
-        "autograd would record what is done to it. A gradient is a plain tensor, no "
-        "`nn.Parameter`: work on `p.grad` in place.",
+        f"The gradient of `{attached}` requires a gradient itself, so that autograd would record what is done to it. "
+        "A gradient is a plain tensor, no `nn.Parameter`: work on `p.grad` in place.",
     )
 
 
@@ -133,9 +126,9 @@ def equal_to_ddp(seen: list[list[float]]) -> None:
     for step, gaps in enumerate(zip(*seen, strict=True), 1):
         expect(
             max(gaps) == 0,
-            f"After step {step} of 3 the weights are up to {max(gaps):.3g} away from those that "
-            "torch's DDP trains. The first call was right, so a later one uses something of it: "
-            "`zero_grad()` lets go of the gradients, and each backward makes new ones.",
+            f"After step {step} of 3 the weights are up to {max(gaps):.3g} away from those that torch's DDP trains. "
+            "The first call was right, so a later one uses something of it: `zero_grad()` lets go of the gradients, "
+            "and each backward makes new ones.",
             "internals-sync-point",
         )
 
