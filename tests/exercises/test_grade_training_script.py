@@ -76,7 +76,7 @@ WRONG = {
     "the last batch is dropped": ([("sampler=sampler", "sampler=sampler, drop_last=True")], "6, 6 and 6 of 20|needs 7"),
     "the batch is divided": (
         [("(dataset, batch_size, ", "(dataset, batch_size // world_size, ")],
-        "A step has 1 samples on a rank; `batch_size` is 3, and counts per rank",
+        "A step has 1 sample on a rank; `batch_size` is 3, and counts per rank",
     ),
     # the gradients
     "not wrapped": (

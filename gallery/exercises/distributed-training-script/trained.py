@@ -160,6 +160,4 @@ def replay(
 
 def close(a: Sequence[float], b: Sequence[float], rtol: float = 1e-6) -> bool:
     """Return whether the numbers are equal up to rounding."""
-    return len(a) == len(b) and all(
-        abs(x - y) <= rtol * max(abs(x), abs(y)) + 1e-9 for x, y in zip(a, b, strict=True)
-    )
+    return len(a) == len(b) and all(abs(x - y) <= rtol * max(abs(x), abs(y)) + 1e-9 for x, y in zip(a, b, strict=True))
