@@ -1,11 +1,11 @@
-"""The graders of the exercises on checkpoints: right solutions pass, each wrong one hears what is wrong with it."""
+"""The graders of the exercises on checkpoints: right solutions pass, each wrong one gets the reason."""
 
 import os
 import signal
 from types import SimpleNamespace
 
 import pytest
-from graded import asked_for, first_failure, heard_each, teaches, text_of, tiered
+from graded import asked_for, first_failure, first_messages_each, mentions, text_of, tiered
 
 from ddplab import launch
 from ddplab.grading import checks
@@ -47,7 +47,7 @@ SKIP = """        for _ in range(done):
 """
 ALL = "        batches = iter(loader)\n"
 SAVE = "                save(folder, parts, epoch, done)\n"
-NEXT_EPOCH = (  # the place at the end of an epoch is told as the beginning of the next
+NEXT_EPOCH = (  # the place at the end of an epoch is saved as the beginning of the next
     RETURNED,
     """    epoch, done = divmod(4 * saved["epoch"] + saved["done"], 4)
     return epoch, done, saved["generators"][dist.get_rank()]
@@ -429,42 +429,42 @@ RIGHT = {
     (ATOMIC, "the book's manager"): [(LOADS, LOADS + MANAGER)],
 }
 
-# Files that end, stop or part the ranks: (exercise, edits, words of the message)
+# Files that end, stop the ranks or let them diverge: (exercise, edits, words of the message)
 MISBEHAVES = {
     "hangs": (ATOMIC, [(LOADS, LOADS + "\n\ndef load_latest(folder):\n    while 1: pass\n")], "still ran after 4 s"),
     "leaves": (ATOMIC, [(LOADS, LOADS + "\n\ndef save(*args):\n    raise SystemExit\n")], "raised SystemExit"),
     "ends the process": (ATOMIC, [(DATA, "    os._exit(0)\n")], "exited with code 0 in the middle"),
-    "prints for ever": (ATOMIC, [(DATA, "    while 1: print('x' * 9999)\n")], "a rank may print 16 MiB"),
+    "prints forever": (ATOMIC, [(DATA, "    while 1: print('x' * 9999)\n")], "a rank may print 16 MiB"),
     "warms up on rank 0": (
         EXACT,
         [(WARM_UP, WARM_UP.replace("        mse", "        if rank == 0:\n            mse"))],
-        "The ranks part at call",
+        "The ranks diverge at call",
     ),
     "skips a save on rank 1": (
         EXACT,
         [(GATHER, "    if dist.get_rank() and done == 2:\n        return\n" + GATHER)],
-        "The ranks part at call|rank 1 calls barrier",
+        "The ranks diverge at call|rank 1 calls barrier",
     ),
 }
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory, request):
-    """What each solution hears, by exercise and what was tried."""
+def messages(tmp_path_factory, request):
+    """The message to each solution, by exercise and what was tried."""
     solutions = {(name, "solution"): [] for name in NAMES}
     edits = {**solutions, **RIGHT, **{key: edits for key, (edits, _) in WRONG.items()}}
     asked = asked_for(request)
-    return heard_each({key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("said"))
+    return first_messages_each({key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("messages"))
 
 
 @pytest.mark.parametrize("key", tiered(WRONG))
-def test_a_wrong_solution_hears_why(key, said):
-    teaches(said[key], WRONG[key][1])
+def test_a_wrong_solution_gets_the_reason(key, messages):
+    mentions(messages[key], WRONG[key][1])
 
 
 @pytest.mark.parametrize("key", tiered([*((name, "solution") for name in NAMES), *RIGHT], often=1))
-def test_a_right_solution_passes(key, said):
-    assert said[key] == ""
+def test_a_right_solution_passes(key, messages):
+    assert messages[key] == ""
 
 
 @pytest.mark.full
@@ -472,7 +472,7 @@ def test_a_right_solution_passes(key, said):
 def test_a_file_that_misbehaves_gets_an_explanation(how, tmp_path):
     name, edits, words = MISBEHAVES[how]
     timeout_s = 4 if how == "hangs" else 60
-    teaches(first_failure(name, tmp_path, text_of(name, *edits), timeout_s), words)
+    mentions(first_failure(name, tmp_path, text_of(name, *edits), timeout_s), words)
 
 
 def kill_at_each(folder, text):

@@ -1,10 +1,10 @@
-"""The grader of distributed-training-script: right files pass, each wrong one hears what is wrong with it."""
+"""The grader of distributed-training-script: right files pass, each wrong one gets the reason."""
 
 import os
 from pathlib import Path
 
 import pytest
-from graded import first_failure, passes_all, teaches, tiered
+from graded import first_failure, mentions, passes_all, tiered
 
 from ddplab.grading.exercises import EXERCISES
 from tools import ended
@@ -150,7 +150,7 @@ WRONG = {
         [(SPAWN, f'    __import__("os").environ["MASTER_PORT"] = str(port)\n{SPAWN}')],
         "leaves MASTER_PORT changed in `os.environ`",
     ),
-    "nobody hears of a failure": (
+    "a failure is swallowed": (
         [(SPAWN, f"    torch.save([0.0], folder / 'losses.pt')\n    try:\n    {SPAWN}\n    except Exception: pass")],
         "Rank 1 raised, and `launch_distributed` returned",
     ),
@@ -158,9 +158,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", tiered(WRONG))
-def test_a_wrong_solution_hears_why(name, tmp_path):
+def test_a_wrong_solution_gets_the_reason(name, tmp_path):
     edits, words = WRONG[name]
-    teaches(first_failure(NAME, tmp_path, but(*edits), timeout_s=30), words)
+    mentions(first_failure(NAME, tmp_path, but(*edits), timeout_s=30), words)
 
 
 @pytest.mark.full
@@ -205,7 +205,7 @@ def test_what_it_starts_ends_with_the_check(tmp_path):
     note = f"open({str(tmp_path / 'pids')!r}, 'a').write(f'{{__import__(\"os\").getpid()}}\\n')"
     hang = f"    if 'learner.py' in __file__:\n        {note}\n        while True: pass\n    device = setup_ddp(rank"
     outcome = first_failure(NAME, tmp_path, but(("    device = setup_ddp(rank", hang)), timeout_s=8)
-    teaches(outcome, "It still ran after 8 s, and was stopped")
+    mentions(outcome, "It still ran after 8 s, and was stopped")
     pids = [int(pid) for pid in Path(tmp_path / "pids").read_text().split()]
     assert len(pids) == 3
     assert os.getpid() not in pids

@@ -36,5 +36,5 @@ class Terminal:
 
     def indented(self, text: str) -> list[str]:
         """Return the lines of a paragraph, wrapped, four columns in."""
-        margin = {"initial_indent": "    ", "subsequent_indent": "    "}
-        return textwrap.wrap(text, self.width, break_long_words=False, break_on_hyphens=False, **margin)
+        wrapped = textwrap.wrap(text, self.width - 4, break_long_words=False, break_on_hyphens=False)
+        return [f"    {line}" for line in wrapped]

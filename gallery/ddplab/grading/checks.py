@@ -89,9 +89,9 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
-def milliseconds(seconds: float, digits: int = 4) -> str:
+def milliseconds(seconds: float) -> str:
     """Return a time in words: ``12.5 ms``."""
-    return f"{1e3 * seconds:.{digits}g} ms"
+    return f"{1e3 * seconds:.5g} ms"
 
 
 def first_line(error: BaseException) -> str:

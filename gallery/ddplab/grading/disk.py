@@ -188,7 +188,7 @@ class DiskWatch:
         elif event in _PROGRAMS:
             self.program = event.removesuffix(".__new__")
 
-    def _inside(self, path: str | bytes | Path) -> str | None:
+    def _inside(self, path: str | bytes | os.PathLike[str]) -> str | None:
         """Return the path in the folder, ``""`` for the folder itself, None for a path elsewhere."""
         whole = Path(os.path.abspath(os.fsdecode(path)))
         whole = whole if whole == self.folder else whole.parent.resolve() / whole.name

@@ -71,8 +71,8 @@ def allow_processes(folder: Path, *modules: ModuleType) -> Path:
     if sys.version_info < (3, 14) and server._forkserver_address:
         server.ensure_running = lambda: None  # this rank's own server serves; a newer Python starts one more
     multiprocessing.current_process().daemon = False  # it may have children
-    context.SpawnContext.Process = _QuickProcess  # type: ignore[assignment,misc]
-    context.ForkServerContext.Process = _QuickProcess  # type: ignore[misc]
+    context.SpawnContext.Process = _QuickProcess  # type: ignore[assignment]
+    context.ForkServerContext.Process = _QuickProcess
     os.environ[_OUTPUT] = str(folder / "printed")
     return folder / "printed"
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device
-from ddplab.grading.checks import check, expect
+from ddplab.grading.checks import check, expect, listed
 from ddplab.grading.recorder import Call, Recorder
 from ddplab.grading.symptoms import Gradients, expect_gradients, gradients, mean
 
@@ -266,9 +266,3 @@ def training(learner: ModuleType, recorder: Recorder) -> list[float]:
         pairs = zip(models[0].module.parameters(), net.parameters(), strict=True)
         gaps.append(max((a - b).abs().max().item() for a, b in pairs))
     return gaps
-
-
-def listed(items: Sequence[Any]) -> str:
-    """`a, b and c`."""
-    *most, last = [str(item) for item in items] or ["nothing"]
-    return f"{', '.join(most)} and {last}" if most else last

@@ -253,7 +253,7 @@ class Call:
         at = rates.index(held.rate)
         idea = ""
         if at == step - self.first and at:
-            idea = ": the scheduler started over. The step before was right only because the optimizer saves the rate, too"
+            idea = ": the scheduler started over. The step before was right only because the optimizer saves it, too"
         elif at == step - self.first:
             idea = ". The scheduler started over, or its constructor, which sets the rate, ran after the loading"
         return f"{text}That is the rate of step {at + 1}{idea}."

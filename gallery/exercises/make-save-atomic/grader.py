@@ -47,9 +47,8 @@ class Bench:
 
     def save(self, step: int, keep: int, folder: Path | None = None) -> None:
         """Save the state of that step, some time after the one before."""
-        folder = folder or self.folder
-        age(sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime_ns))
-        self.anew().save(state_of(step), folder, step, keep)
+        age(sorted((folder or self.folder).iterdir(), key=lambda path: path.lstat().st_mtime_ns))
+        self.anew().save(state_of(step), folder or self.folder, step, keep)
 
     def watched(self, step: int, keep: int) -> DiskWatch:
         """Save, and see what it does to the folder."""
@@ -61,8 +60,7 @@ class Bench:
             expect(
                 not watch.outside,
                 f"`save` writes in `{Path(watch.outside).parent}`. That may be another file system: a rename fails "
-                "there with EXDEV, and a move is a copy, which can be cut off. Put the draft into the checkpoint "
-                "folder.",
+                "there with EXDEV, and a move is a copy that can be cut off. Put the draft into the checkpoint folder.",
             )
         files = "use Python's files, `os`, `shutil` or `pathlib`: no other program, no memory map"
         expect(not watch.program, f"The grader cannot follow what `save` does: it calls `{watch.program}`; {files}.")

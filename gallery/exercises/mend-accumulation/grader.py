@@ -1,28 +1,21 @@
-"""Checks of the mended accumulation: what each step of the optimizer used, and what it cost."""
+"""Checks of the fixed accumulation: what each step of the optimizer used, and what it cost."""
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ddplab import device
 from ddplab.grading import training
-from ddplab.grading.checks import Wrong, check, expect
-from ddplab.grading.recorder import Call, Recorder
-from ddplab.grading.symptoms import Gradients, Symptom, expect_gradients, times, total
+from ddplab.grading.checks import Wrong, check, counted, expect, load_sibling
+from ddplab.grading.recorder import Recorder
+from ddplab.grading.symptoms import Gradients, Symptom, expect_gradients, gradients, times, total
 from ddplab.grading.training import Weights
 
-LR, MICRO, WIDTH = 0.05, 2, 400
+runs = load_sibling(__file__, "runs")
+Seen, MICRO, LR = runs.Seen, runs.MICRO, 0.05
 READ = "internals-no-sync"
 AROUND = "museum-no-sync-around-backward"
 UNSYNCED = (
@@ -37,142 +30,11 @@ INNER = (
 )
 
 
-@dataclass
-class Step:
-    """What a rank has seen of one step of the optimizer."""
-
-    before: Gradients  # what the optimizer was given
-    calls: list[Call]  # since the step before
-    samples: list[int]  # of each forward since then
-    synced: list[bool]  # whether DDP was to synchronize when that forward ran
-
-
-@dataclass
-class Seen:
-    """What a rank has seen of one training."""
-
-    steps: list[Step] = field(default_factory=list)
-    end: Weights = field(default_factory=dict)
-    contexts: int = 0  # how often `no_sync` was entered
-    buckets: list[int] = field(default_factory=list)  # that DDP has in each step, if done right
-
-
-def small_module() -> nn.Module:
-    """Three layers, the same in all processes; the middle one has more than 1 MiB.
-
-    So DDP has two buckets from the second step on, and one in the first.
-    """
-    layers = nn.Linear(3, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)
-    module = training.filled(nn.Sequential(*layers), 1)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.div_(WIDTH**0.5)
-    return module
-
-
-def micro_batch(rank: int, number: int) -> tuple[Tensor, Tensor]:
-    """Micro-batch `number` of a rank."""
-    numbers = torch.Generator().manual_seed(100 * rank + number)
-    x = torch.randn(MICRO, 3, generator=numbers, dtype=torch.float64)
-    return x, x.sum(dim=1, keepdim=True) + rank + number % 3
-
-
-def some(parts: Gradients) -> Gradients:
-    """The first elements of each gradient: enough to tell them apart."""
-    return {name: None if g is None else g.flatten()[:20].clone() for name, g in parts.items()}
-
-
-def held(module: nn.Module) -> Gradients:
-    """The gradients of `module`, on the CPU."""
-    return {name: None if p.grad is None else p.grad.detach().cpu() for name, p in module.named_parameters()}
-
-
-def counted(number: int, what: str) -> str:
-    """`2 buckets`."""
-    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"
-
-
 def named(numbers: Sequence[int]) -> str:
     """`micro-batches 1 to 3`, counted as people do."""
     if len(numbers) == 1:
         return f"micro-batch {numbers[0] + 1}"
     return f"micro-batches {numbers[0] + 1} to {numbers[-1] + 1}"
-
-
-# -- in the ranks ----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def watched(module: nn.Module, recorder: Recorder) -> Iterator[Seen]:
-    """See each forward of `module`, each `no_sync`, and each step of an optimizer."""
-    seen, no_sync, made = Seen(), DistributedDataParallel.no_sync, 0
-    samples: list[int] = []
-    synced: list[bool] = []
-    inside = 0
-
-    @contextlib.contextmanager
-    def noted(self: DistributedDataParallel) -> Iterator[None]:
-        nonlocal inside
-        seen.contexts += 1
-        inside += 1
-        try:
-            with no_sync(self):
-                yield
-        finally:
-            inside -= 1
-
-    def forward(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if torch.is_grad_enabled():
-            samples.append(len(inputs[0]))
-            synced.append(not inside)
-
-    def step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal made
-        calls, made = recorder.calls[made:], len(recorder.calls)
-        seen.steps.append(Step(some(held(module)), calls, samples[:], synced[:]))
-        samples.clear()
-        synced.clear()
-
-    made = len(recorder.calls)
-    hooks = [module.register_forward_pre_hook(forward), register_optimizer_step_pre_hook(step)]
-    DistributedDataParallel.no_sync = noted  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        DistributedDataParallel.no_sync = no_sync  # type: ignore[method-assign]
-        for hook in hooks:
-            hook.remove()
-        seen.end = {name: value.flatten()[:20] for name, value in training.weights(module).items()}
-
-
-def play(learner: ModuleType, recorder: Recorder, micros: int, accumulate: int) -> Seen:
-    """Train on this rank."""
-    module = small_module().to(device())
-    batches = [micro_batch(dist.get_rank(), number) for number in range(micros)]
-    batches = [(x.to(device()), y.to(device())) for x, y in batches]
-    needed = buckets(small_module().to(device()), batches, accumulate)
-    with training.visible_ddp(), watched(module, recorder) as seen, training.explained(learner):
-        learner.train(module, batches, accumulate, LR)
-    seen.buckets = needed
-    return seen
-
-
-def buckets(module: nn.Module, batches: Sequence[Any], accumulate: int) -> list[int]:
-    """How many buckets DDP reduces in each step of a right loop; in the first one they differ."""
-    counts = []
-    with training.visible_ddp() as reductions:
-        ddp = DistributedDataParallel(module)
-        for start in range(0, len(batches), accumulate):
-            *others, last = batches[start : start + accumulate]
-            with ddp.no_sync():
-                for x, _ in others:
-                    ddp(x).sum().backward()
-            ddp(last[0]).sum().backward()
-            counts.append(len(reductions.sent) - sum(counts))
-    return counts
-
-
-# -- the judge -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -185,20 +47,20 @@ class Reference:
 
 def reference(ranks: int, windows: Sequence[Sequence[int]]) -> Reference:
     """Train with big batches; a window is the numbers of its micro-batches."""
-    module, alone = small_module(), []
+    module, alone = runs.small_module(), []
     optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=0.9)
 
     def gradient(rank: int, number: int) -> Gradients:
         optimizer.zero_grad()
-        x, y = micro_batch(rank, number)
+        x, y = runs.micro_batch(rank, number)
         mse_loss(module(x), y).backward()
-        return some(held(module))
+        return runs.some(gradients(module))
 
     numbers = [number for window in windows for number in window]
     for window in windows:
         alone.append([[gradient(rank, number) for rank in range(ranks)] for number in numbers])
         optimizer.zero_grad()
-        parts = [micro_batch(rank, number) for rank in range(ranks) for number in window]
+        parts = [runs.micro_batch(rank, number) for rank in range(ranks) for number in window]
         x, y = (torch.cat(both) for both in zip(*parts, strict=True))
         mse_loss(module(x), y).backward()
         optimizer.step()
@@ -376,13 +238,13 @@ def once_per_step(seen: list[Seen]) -> None:
 @check("Two full windows", ranks=2, judge=as_big_batches(6, 3), read=READ)
 def full_windows(learner: ModuleType, recorder: Recorder) -> Seen:
     """Six micro-batches in windows of three: what each step is given, and the final weights."""
-    return play(learner, recorder, 6, 3)
+    return runs.play(learner, recorder, 6, 3, LR)
 
 
 @check("Each step communicates once", ranks=2, judge=once_per_step, read=READ)
 def communication(learner: ModuleType, recorder: Recorder) -> Seen:
     """The same again; the all-reduces between two steps are counted."""
-    return play(learner, recorder, 6, 3)
+    return runs.play(learner, recorder, 6, 3, LR)
 
 
 def short_window(seen: list[Seen]) -> None:
@@ -394,7 +256,7 @@ def short_window(seen: list[Seen]) -> None:
 @check("The last window is shorter", ranks=2, judge=short_window, read=READ)
 def tail(learner: ModuleType, recorder: Recorder) -> Seen:
     """Eight micro-batches in windows of three: two are left."""
-    return play(learner, recorder, 8, 3)
+    return runs.play(learner, recorder, 8, 3, LR)
 
 
 def corners(seen: list[list[Seen]]) -> None:
@@ -411,4 +273,4 @@ CORNERS = [(3, 1), (2, 4), (4, 4), (5, 4)]
 @check("Other windows, three ranks", ranks=3, judge=corners, read=READ)
 def other_windows(learner: ModuleType, recorder: Recorder) -> list[Seen]:
     """3 micro-batches in windows of 1; 2, 4 and 5 in windows of 4."""
-    return [play(learner, recorder, *corner) for corner in CORNERS]
+    return [runs.play(learner, recorder, *corner, LR) for corner in CORNERS]

@@ -1,4 +1,4 @@
-"""Checks of the mended early stop: each wrong way to agree stops after another epoch."""
+"""Checks of the fixed early stop: each wrong way to agree stops after another epoch."""
 
 import math
 from collections.abc import Callable

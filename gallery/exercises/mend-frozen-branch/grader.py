@@ -1,4 +1,4 @@
-"""Checks of the mended branches: batches that are all bright, all dark, or mixed, rank by rank."""
+"""Checks of the fixed branches: batches that are all bright, all dark, or mixed, rank by rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Checks of the mended loop over shards: the model writes down which samples it is trained on."""
+"""Checks of the fixed loop over shards: the model writes down which samples it is trained on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Checks of the mended guard: damaged batches on some ranks, and the same in one process."""
+"""Checks of the fixed guard: damaged batches on some ranks, and the same in one process."""
 
 import math
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
     def judge(seen: list[Seen]) -> None:
         hint = (
             "A damaged batch reaches every rank through the all-reduce, and a decision that each rank takes from its "
-            "own loss parts them. All must know before any of them steps."
+            "own loss lets them diverge. All must know before any of them steps."
         )
         training.expect_one_model([s.end for s in seen], seen[0].start, hint, READ)
         ranks, held = len(seen), seen[0].end
@@ -90,7 +90,7 @@ def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
             (
                 in_one_process(ranks, list(range(steps)), bad, finite_ranks=True),
                 "A damaged batch counts as zero, and the step is made with what the other ranks have, still divided "
-                "by all: a shorter step, which momentum remembers. It was to be left out by all.",
+                "by all: a shorter step, which momentum remembers. All ranks should leave it out.",
             ),
         ]
         right = in_one_process(ranks, good, bad)

@@ -1,4 +1,4 @@
-"""Checks of the mended resume: several runs in one process, each with a new model."""
+"""Checks of the fixed resume: several runs in one process, each with a new model."""
 
 from dataclasses import dataclass
 from types import ModuleType
