@@ -156,7 +156,7 @@ WRONG = {
     ),
     (RESUME, "strict, and the names as they are"): (
         [STRICT],
-        "Missing key(s) in state_dict|`strict` did its work|line 39",
+        "Missing key(s) in state_dict|`strict` did its job|line 39",
     ),
     (RESUME, "without the optimizer"): (
         [STRICT, (SAVE, SAVE_MODULE + "    dist.barrier()\n")],

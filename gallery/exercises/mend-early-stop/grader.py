@@ -41,10 +41,10 @@ def play(learner: ModuleType, targets: list[float], max_epochs: int = MAX_EPOCHS
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, float(rank))
     model.to(device())
-    training = column([1.0] * 12), column([4.0] * 12)
+    samples = column([1.0] * 12), column([4.0] * 12)
     validation = column([1.0] * len(targets)), column(targets)
     with training.visible_ddp(), training.explained(learner):
-        epochs = learner.train(rank, world, model, training, validation, max_epochs, PATIENCE, LR)
+        epochs = learner.train(rank, world, model, samples, validation, max_epochs, PATIENCE, LR)
     return Seen(epochs, training.weights(model))
 
 
