@@ -1,15 +1,7 @@
 """The graders of the exercises on checkpoints: right solutions pass, each wrong one gets the reason."""
 
-import os
-import signal
-from types import SimpleNamespace
-
 import pytest
 from graded import asked_for, first_failure, first_messages_each, mentions, text_of, tiered
-
-from ddplab import launch
-from ddplab.grading import checks
-from ddplab.grading.exercises import EXERCISES
 
 EXACT, ATOMIC = NAMES = "make-resume-exact", "make-save-atomic"
 
@@ -473,40 +465,3 @@ def test_a_file_that_misbehaves_gets_an_explanation(how, tmp_path):
     name, edits, words = MISBEHAVES[how]
     timeout_s = 4 if how == "hangs" else 60
     mentions(first_failure(name, tmp_path, text_of(name, *edits), timeout_s), words)
-
-
-def kill_at_each(folder, text):
-    """On a rank: really kill a process at each operation of a save; what it left, and what the grader expects."""
-    grader = checks._load("grader", EXERCISES / ATOMIC / "grader.py")
-    bench = grader.Bench(checks._load("learner", folder / "mine.py", text), SimpleNamespace(folder=folder))
-    bench.save(8, 1)
-    start = grader.taken(bench.folder)
-    expected = [m.files for m in bench.seen(9, 1).disk.moments if m.how == "kill"]
-    pairs = []
-    for number in range(1, len(expected)):
-        grader.put(start, bench.folder)
-        child = os.fork()
-        if not child:
-            between = grader.Between(bench.folder)
-            note = between.disk.note
-
-            def end(op, note=note, number=number, disk=between.disk):
-                note(op)
-                if len(disk.ops) == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            between.disk.note = end
-            with between:
-                bench.save(9, 1)
-            os._exit(1)
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-        pairs.append((grader.taken(bench.folder), expected[number]))
-    return pairs
-
-
-@pytest.mark.parametrize("edits", [[], RIGHT[ATOMIC, "a folder for each"]], ids=["a file", "a folder"])
-def test_a_killed_process_leaves_what_the_grader_expects(edits, tmp_path):
-    (pairs,) = launch(kill_at_each, 1, tmp_path, text_of(ATOMIC, *edits), timeout_s=60, quiet=True)
-    assert len(pairs) >= 6
-    for left, expected in pairs:
-        assert left == expected
