@@ -52,7 +52,10 @@ def but(method: str, *edits: tuple[str, str]) -> str:
 
 # name: (methods that replace those of the solution, words of the message)
 WRONG = {
-    "sum": (but(FINISH, ("flat /= dist.get_world_size()", "pass")), "holds the sum over the ranks|nobody divided by 2"),
+    "sum": (
+        but(FINISH, ("flat /= dist.get_world_size()", "pass")),
+        "holds the sum over the ranks|it was never divided by 2",
+    ),
     "divided in flight": (
         but(FINISH, ("flat /= dist.get_world_size()", "pass"))
         + READY

@@ -360,14 +360,14 @@ WRONG = {
     ),
     (ATOMIC, "says nothing"): (
         [(CLEAN, "        return\n")],
-        "`save` returned as if all was well",
+        "`save` returned as if nothing had happened",
     ),
     (ATOMIC, "says nothing of a failed fsync"): (
         [
             (FSYNC, "            with contextlib.suppress(OSError):\n    " + FSYNC),
             ("import io\n", "import contextlib, io\n"),
         ],
-        "When the disk failed at “fsync `draft`”, `save` returned as if all was well",
+        "When the disk failed at “fsync `draft`”, `save` returned as if nothing had happened",
     ),
     (ATOMIC, "drafts pile up"): (
         [('folder / "draft"', 'folder / f"draft-{os.urandom(4).hex()}"'), (CLEAN, "        raise\n")],
@@ -375,7 +375,7 @@ WRONG = {
     ),
     (ATOMIC, "one os.write"): (
         [(WRITE + FLUSH + FSYNC, BARE.format("os.write(file, data)"))],
-        "`save` returned as if all was well|`os.write` returns how much it took",
+        "`save` returned as if nothing had happened|`os.write` returns how much it took",
     ),
     (ATOMIC, "keeps all"): ([(ROTATE, "")], "After steps 8, 9, 10 were saved with `keep=2`, the folder holds older"),
     (ATOMIC, "keeps too few"): ([("[:-keep]", "[: 1 - keep]")], "After steps 8, 9 were saved|has lost one"),

@@ -72,9 +72,9 @@ BAD = {
     "no exercise": (
         ["sync", "x.py"],
         None,
-        "no exercise 'sync'; there are bucketed-overlap, choose-buckets",
+        "no exercise is called 'sync'; choose one of bucketed-overlap, choose-buckets",
     ),
-    "no file": ([NAME, "absent.py"], None, "absent.py: there is no such file; start from a copy of"),
+    "no file": ([NAME, "absent.py"], None, "absent.py does not exist; start from a copy of"),
     "a folder": ([NAME, "."], None, "is a directory; give the Python file"),
     "a pipe": ([NAME, "pipe"], None, "pipe is not a regular file"),
     "a name that is none": ([NAME, "a\0b"], None, "cannot be read"),
@@ -116,7 +116,7 @@ def test_no_command_gets_one_line(capsys):
 
 def test_bad_input_is_one_object_with_json(capsys):
     assert cli.main(["grade", "nothing", "--json"]) == 2
-    assert "no exercise 'nothing'" in json.loads(capsys.readouterr().out)["error"]
+    assert "no exercise is called 'nothing'" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_a_right_file_ends_with_0(capsys):
@@ -149,7 +149,7 @@ def test_json_holds_every_check(tmp_path, capsys):
     assert [check["status"] for check in result["checks"]] == ["passed", "failed", *["not run"] * 4]
     failed = result["checks"][1]
     assert failed["ranks"] == 2
-    assert "nobody divided by 2" in failed["message"]
+    assert "it was never divided by 2" in failed["message"]
     assert "handbook/idea.md" in failed["read"]
 
 

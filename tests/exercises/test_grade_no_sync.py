@@ -124,7 +124,7 @@ WRONG = {
             yield
             self.require_sync = before
         """,
-        "own sum, where torch's DDP averages|stands in a `finally`",
+        "own sum, where torch's DDP averages|inside a `finally`",
     ),
     "swallows the exception": (
         """

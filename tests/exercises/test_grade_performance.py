@@ -96,7 +96,7 @@ WRONG = {
     ),
     (CURVE, "no overlap"): (
         [("backward_s * layer / layers", "backward_s")],
-        "nothing is sent before the backward has ended|while the layers that come after it still compute",
+        "nothing is sent before the backward has ended|while the layers after it still compute",
     ),
     (CURVE, "a perfect overlap"): (
         curve(
@@ -244,7 +244,7 @@ WRONG = {
     ),
     (ACCUMULATE, "zero_grad before the step"): (
         [(STEP + ZERO, ZERO + STEP)],
-        "is gone when the step is made: `zero_grad` stands between",
+        "is gone when the step is made: `zero_grad` is called between",
     ),
     (ACCUMULATE, "no zero_grad"): ([(ZERO, "")], "still holds the gradient of the window before|This is step 2"),
     (ACCUMULATE, "counts from 0"): (

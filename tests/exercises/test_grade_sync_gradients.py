@@ -15,7 +15,7 @@ WRONG = {
         for p in module.parameters():
             dist.all_reduce(p.grad)
         """,
-        "Every parameter holds the sum|nobody divided by 2|is 22 and 22|own gradients gave 2 and 20|right is 11",
+        "Every parameter holds the sum|it was never divided by 2|is 22 and 22|own gradients gave 2 and 20|right is 11",
     ),
     "parameters": (
         """
@@ -23,7 +23,7 @@ WRONG = {
             dist.all_reduce(p.data)
             p.data /= dist.get_world_size()
         """,
-        "changed `0.weight`, which is no gradient|another algorithm",
+        "changed `0.weight`, which is not a gradient|another algorithm",
     ),
     "rank 0 only": (
         """
@@ -42,7 +42,7 @@ WRONG = {
             means.append(mean / dist.get_world_size())
         return means
         """,
-        "own gradient|returned a list, which nobody reads",
+        "own gradient|returned a list, which is never read",
     ),
     "world size 2": (
         """
@@ -169,7 +169,7 @@ WRONG = {
                 dist.all_reduce(p.grad)
                 p.grad /= dist.get_world_size()
         """,
-        "After step 2 of 3|a later one uses something of it",
+        "After step 2 of 3|a later one reuses something from it",
     ),
 }
 

@@ -36,7 +36,7 @@ WRONG = {
     "no cleanup": ([("dist.destroy_process_group()", "pass")], "rank 0 still has a process group|destroy_process"),
     "a port in the code": (
         [('f"tcp://127.0.0.1:{port}"', '"tcp://127.0.0.1:29617"')],
-        "Nobody listens at the port that `setup_ddp` was given",
+        "Nothing listens at the port that `setup_ddp` was given",
     ),
     "reads the variables of torchrun": (
         [('"gloo", meet, rank=rank, world_size=world_size', '"gloo"')],
@@ -99,7 +99,7 @@ WRONG = {
     ),
     "loss not averaged": (
         [(REDUCE, "        mean = seen[:1] / seen[1]\n        dist.all_reduce(mean)"), (MEAN, "mean.item()")],
-        "It is the sum over the ranks: nobody divided by 2",
+        "It is the sum over the ranks: it was never divided by 2",
     ),
     "mean of step means": (
         [("loss.detach() * len(x), torch.full_like(loss, len(x))", "loss.detach(), torch.ones_like(loss)")],
@@ -116,7 +116,7 @@ WRONG = {
     "prints on every rank": ([("        if rank == 0:", "        if True:")], "Rank 1 prints too: on 64 ranks"),
     "no barrier": (
         [("    dist.barrier()", "    pass")],
-        "Rank 1 came back from `train_ddp` before `model.pt`|barrier()",
+        "Rank 1 returned from `train_ddp` before `model.pt`|barrier()",
     ),
     "a barrier for rank 0": (
         [("    dist.barrier()", "        dist.barrier()")],

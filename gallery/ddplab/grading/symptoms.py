@@ -74,7 +74,7 @@ def usual(local: Sequence[Gradients]) -> list[Symptom]:
         ),
         Symptom(
             everywhere(added),
-            f"holds the sum over the ranks, not the mean: `all_reduce` adds, and nobody divided by {n} afterwards. "
+            f"holds the sum over the ranks, not the mean: `all_reduce` adds, and it was never divided by {n}. "
             "The step would be as if the learning rate had been multiplied by the number of ranks",
             "idea-equality",
         ),
@@ -185,7 +185,7 @@ def _diagnose(
         )
     if all(torch.isfinite(part).all() for part in holds if part is not None):
         return Symptom((), "holds what none of the usual mistakes gives; often it is a piece of another parameter")
-    return Symptom((), "is not finite: something was divided by zero, such as by a rank's number")
+    return Symptom((), "is not finite: something was divided by zero, perhaps by a rank's number")
 
 
 def _numbers(name: str, seen: Sequence[Gradients], expected: Sequence[Gradients], local: Sequence[Gradients]) -> str:

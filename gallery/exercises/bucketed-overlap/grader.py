@@ -134,7 +134,7 @@ def overlapped(seen: list[Seen]) -> None:
     )
     expect(
         not blocking,
-        f"{blocking} of {len(launches)} all-reduces were blocking: the backward stands still until each is done. Pass "
+        f"{blocking} of {len(launches)} all-reduces were blocking: the backward waits until each is done. Pass "
         "`async_op=True`, and wait at the end.",
     )
     expect(

@@ -28,7 +28,7 @@ HINTS = {
         "setup-process-group",
     ),
     "expected, but not set": (
-        "Nobody sets the variables of torchrun here: give rank, world size and port to `init_process_group` yourself.",
+        "The variables of torchrun are not set here: give rank, world size and port to `init_process_group` yourself.",
         "setup-process-group",
     ),
     "Invalid rank": (

@@ -77,7 +77,7 @@ def judge_group(seen: list[list[dict[str, Any]]]) -> None:
         expect(s["backend"] == backend, f"The backend is {s['backend']}; here it should be {backend}.")
         expect(
             s["listens"],
-            f"Nobody listens at the port that `setup_ddp` was given{again}: the ranks met elsewhere. A port in the "
+            f"Nothing listens at the port that `setup_ddp` was given{again}: the ranks met elsewhere. A port in the "
             "code is the one that another job has taken.",
         )
         expect(
@@ -103,7 +103,7 @@ def group(learner: ModuleType, recorder: Recorder) -> list[dict[str, Any]]:
                     barrier()  # so that nobody leaves before all have looked
             learner.cleanup_ddp()
             seen.append(one | {"left": dist.is_initialized()})
-            if not one["made"] or dist.is_initialized():
+            if not one["made"] or not one["listens"] or dist.is_initialized():
                 break
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -232,7 +232,7 @@ def judge_launch(seen: list[Launched]) -> None:
         expect(
             not s.running,
             f"{s.running} processes still ran when `launch_distributed` was over{raised}: wait for those that you "
-            "start (`join`), or nobody knows when the result is there.",
+            "start (`join`), or the caller cannot know when the result is there.",
         )
         logs = [log for log in trained.read_logs(s.log) if log.steps]
         found = [(log.rank, log.world) for log in logs]

@@ -185,7 +185,7 @@ def judge_losses(length: int, epochs: int) -> Callable[[list[Seen]], None]:
         if returned(right):
             return
         local = "It is the loss of this rank's shard, not of the data: sum it over the ranks with `all_reduce`"
-        total = f"It is the sum over the ranks: nobody divided by {ranks}"
+        total = f"It is the sum over the ranks: it was never divided by {ranks}"
         mistakes = [
             (own, local, LOCAL),
             (means, local, LOCAL),
@@ -232,13 +232,15 @@ def judge_outputs(seen: list[Seen]) -> None:
             f"Rank {rank} prints too: on 64 ranks each line comes 64 times. Ask `if rank == 0:`.",
         )
     lines = [line for line in seen[0].printed.splitlines() if line.strip()]
-    expect(len(lines) >= 2, f"Rank 0 printed {counted(len(lines), 'line')} in 2 epochs: nobody sees the progress.")
+    expect(
+        len(lines) >= 2, f"Rank 0 printed {counted(len(lines), 'line')} in 2 epochs: the user cannot see the progress."
+    )
     expect(file.exists(), 'There is no `folder / "model.pt"`.')
     for rank, s in enumerate(seen):
         expect(
             s.complete,
-            f"Rank {rank} came back from `train_ddp` before `model.pt` was there: whoever reads it next finds "
-            "nothing, or half of it. Put `dist.barrier()` behind the save, outside of the `if`.",
+            f"Rank {rank} returned from `train_ddp` before `model.pt` was there: the next reader finds nothing, or "
+            "half of it. Put `dist.barrier()` behind the save, outside of the `if`.",
         )
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)

@@ -135,7 +135,8 @@ def watched(model: nn.Module) -> Iterator[tuple[list[Step], list[str]]]:
         steps.append(Step(*forwards.pop(), gradient, (count, moments), rate, Generators.now()))
 
     def save(what: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        saved.append(str(getattr(file, "name", file)))
+        name = getattr(file, "name", file)
+        saved.extend([str(name)] if isinstance(name, str | Path) else [])  # not a buffer in memory
         torch_save(what, file, *args, **kwargs)
 
     hooks = [model.register_forward_pre_hook(forward), register_optimizer_step_pre_hook(step)]

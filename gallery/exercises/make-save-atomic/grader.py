@@ -172,16 +172,16 @@ def killed(learner: ModuleType, recorder: Recorder) -> None:
         sizes = [len(files.get(name) or "") for files in (moment.files, watch.end)]
         expect(
             not name,
-            f"`{name}` was there with {sizes[0]} bytes, and has {sizes[1]} when `save` returns: whoever looks in "
-            "between, or after a kill, finds part of a file under the name of the whole. Write a draft under another "
-            f"name, and rename it when it is complete. {history(watch.ops)}",
+            f"`{name}` was there with {sizes[0]} bytes, and has {sizes[1]} when `save` returns: after a kill, "
+            "part of a file has the name of the whole. Write a draft under another name, and rename it when it is "
+            f"complete. {history(watch.ops)}",
         )
         if problem := bench.problem(moment.files, allowed):
             raise Wrong(f"{text}, and `load_latest` {problem}. {why_killed(bench, moment, watch, allowed)}")
         step = (allowed[-1] or 0) + 1
         if moment.how == "kill" and (problem := bench.next_problem(step, bench.found)):
             restart = f"the job is started again and saves step {step}"
-            raise Wrong(f"{text}; {restart}, and {problem}. What a killed save left behind must not stop the next one.")
+            raise Wrong(f"{text}; {restart}, and {problem}. A killed save must not stop the next one.")
 
 
 def why_killed(bench: Bench, moment: Moment, watch: DiskWatch, allowed: Sequence[int | None]) -> str:
@@ -203,7 +203,7 @@ def unplugged(learner: ModuleType, recorder: Recorder) -> None:
     for watch, moment, allowed, text in moments(bench, "bytes", "names", "order"):
         problem, name = bench.problem(moment.files, allowed), partial_name(moment, watch)
         if name and moment.how == "bytes" and not problem:
-            problem = f"has to pass over `{name}`, of which only a part is there"
+            problem = f"must skip `{name}`, of which only a part is there"
         cause = why_lost(moment, name or max(moment.files, default=""), watch.ops)
         expect(not problem, f"{text}, and `load_latest` {problem}. {cause} {history(watch.ops)}")
 
@@ -254,7 +254,7 @@ def fail_twice(bench: Bench, start: Files, what: str, fail_at: int, limit: int |
         problem = bench.problem(bench.folder, [9, 10] if error else [10])
         then = f", and `load_latest` then {problem}" if problem else ""
         short = " `os.write` returns how much it took, and that may be less." * watch.bare_write
-        expect(error, f"When {what}, `save` returned as if all was well{then}.{short} Its caller trusts it.")
+        expect(error, f"When {what}, `save` returned as if nothing had happened{then}.{short}")
         left.append(read_files(bench.folder))
         expect(not problem, f"When {what}, `save` raised {error}, as it should{then}. There is {contents(left[-1])}.")
     expect(

@@ -103,7 +103,7 @@ def one_at_a_time(seen: Sequence[Seen]) -> None:
     expect(
         largest <= MICRO,
         f"{largest} samples went through the model at once, and a micro-batch has {MICRO}. The gradient is right, but "
-        "the window has to fit into memory: that is what accumulation is to avoid.",
+        "the window has to fit into memory: that is what accumulation should avoid.",
         "idea-batch",
     )
 
@@ -146,7 +146,7 @@ def gradients_of(
         Symptom(
             everywhere(window, 1),
             f"holds the sum over the {size} micro-batches, not their mean: `backward` adds to `.grad`. Divide each "
-            f"loss by {size} before its backward, or the step is as if the learning rate were so many times higher",
+            f"loss by {size} before its backward, or each step is too long by that factor",
             "idea-equality",
         ),
         Symptom(
@@ -188,7 +188,7 @@ def gradients_of(
         ]
     empty: list[Gradients] = [dict.fromkeys(expected[0])] * ranks
     zeros = [{name: torch.zeros_like(g) for name, g in expected[0].items() if g is not None}] * ranks
-    wiped = "is gone when the step is made: `zero_grad` stands between the backward and the step"
+    wiped = "is gone at the step: `zero_grad` is called between the backward and the step"
     symptoms += [Symptom(nothing, wiped, READ) for nothing in (empty, zeros)]
     symptoms += [
         Symptom(

@@ -287,7 +287,7 @@ hidden = questions(
 queued = questions("Waiting for the link", "Several buckets over a link that is slower than the backward.", QUEUED)
 caps = questions(
     "Buckets as torch fills them",
-    "Caps that are no multiple of a layer, layers that are no multiple of a bucket.",
+    "Caps that are not a multiple of a layer, layers that are not a multiple of a bucket.",
     CAPS,
 )
 lab = questions(

@@ -65,11 +65,11 @@ def equal_to_the_mean(seen: list[Seen]) -> None:
     changed, attached = (names[0] if names else "" for names in (first.changed, first.attached))
     expect(
         not changed,
-        f"The call changed `{changed}`, which is no gradient. Averaging parameters is another algorithm: each rank's "
-        "momentum would still be made of its own gradients. Reduce `p.grad`, not `p` or `p.data`.",
+        f"The call changed `{changed}`, which is not a gradient. Averaging parameters is another algorithm: each "
+        "rank's momentum would still be made of its own gradients. Reduce `p.grad`, not `p` or `p.data`.",
         "museum-reduces-the-parameter",
     )
-    hint = f"Your function returned a {first.returned}, which nobody reads: the result belongs in `.grad`."
+    hint = f"Your function returned a {first.returned}, which is never read: the result belongs in `.grad`."
     expect_gradients(
         [s.after for s in seen],
         mean(local),
@@ -127,8 +127,8 @@ def equal_to_ddp(seen: list[list[float]]) -> None:
         expect(
             max(gaps) == 0,
             f"After step {step} of 3 the weights are up to {max(gaps):.3g} away from those that torch's DDP trains. "
-            "The first call was right, so a later one uses something of it: `zero_grad()` lets go of the gradients, "
-            "and each backward makes new ones.",
+            "The first call was right, so a later one reuses something from it: `zero_grad()` lets go of the "
+            "gradients, and each backward makes new ones.",
             "internals-sync-point",
         )
 
