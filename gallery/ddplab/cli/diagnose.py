@@ -21,6 +21,7 @@ from ..diagnose.reading import log_files, ranks_of, read_text
 from ..diagnose.tables import limits, nothing_known
 from ..errors import BadInput
 from ..ranks import ranks_text
+from .terminal import Terminal
 
 _SUMMARY = "find what failed first in the logs of a job, and what to do"
 _EXAMPLE = """\
@@ -180,10 +181,11 @@ def plain(markdown: str) -> str:
 
 
 def _text(shown: list[Diagnosis], more: int) -> str:
+    terminal = Terminal()
     blocks = []
     for place, one in enumerate(shown, start=1):
         title = inert(plain(one.title))
-        lines = [_bold(f"{place}. {title}"), f"   {one.id}" + _ranks(one)]
+        lines = [terminal.strong(f"{place}. {title}"), f"   {one.id}" + _ranks(one)]
         lines += [_evidence(evidence) for evidence in one.evidence]
         if place == 1:
             lines += ["", _wrapped(inert(plain(one.why)))]
@@ -203,11 +205,6 @@ def _text(shown: list[Diagnosis], more: int) -> str:
     if more:
         blocks.append(f"{more} more: ddplab diagnose --top {len(shown) + more}")
     return "\n\n".join(blocks)
-
-
-def _bold(text: str) -> str:
-    plain_terminal = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if plain_terminal or not sys.stdout.isatty() else f"\033[1m{text}\033[0m"
 
 
 def _ranks(one: Diagnosis) -> str:

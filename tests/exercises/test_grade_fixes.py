@@ -1,9 +1,9 @@
-"""The graders of the exercises "mend it": right repairs pass, each wrong one hears what is wrong with it."""
+"""The graders of the exercises that fix a program: right fixes pass, each wrong one gets the reason."""
 
 import re
 
 import pytest
-from graded import asked_for, first_failure, heard_each, teaches, text_of, tiered
+from graded import asked_for, first_failure, first_messages_each, mentions, text_of, tiered
 
 from ddplab.grading.exercises import EXERCISES, section
 
@@ -41,7 +41,7 @@ WRONG = {
     (HANG, "waits for the slow one"): ([SLEEP], OUT_OF_STEP),
     (HANG, "a barrier after each epoch"): (
         [("        print(f", "        dist.barrier()\n        print(f")],
-        "The ranks part at call 3: rank 0 calls all_reduce of 3 float64 elements, rank 1 calls barrier",
+        "The ranks diverge at call 3: rank 0 calls all_reduce of 3 float64 elements, rank 1 calls barrier",
     ),
     (HANG, "catches what is raised"): (
         [
@@ -101,7 +101,7 @@ WRONG = {
     (STOP, "a longer timeout"): ([GUARD], OUT_OF_STEP),
     (STOP, "a barrier after the loop"): (
         [("    return epoch + 1", "    dist.barrier()\n    return epoch + 1")],
-        "The ranks part at call 8: rank 0 calls all_reduce of 1 float64 element, rank 1 calls barrier",
+        "The ranks diverge at call 8: rank 0 calls all_reduce of 1 float64 element, rank 1 calls barrier",
     ),
     (STOP, "no stop"): (
         [("            break\n", "            pass\n")],
@@ -111,8 +111,8 @@ WRONG = {
         [
             (
                 VAL,
-                VAL + "        told = torch.tensor(val_loss)\n        dist.broadcast(told, src=0)\n"
-                "        val_loss = told.item()\n",
+                VAL + "        agreed = torch.tensor(val_loss)\n        dist.broadcast(agreed, src=0)\n"
+                "        val_loss = agreed.item()\n",
             )
         ],
         "All ranks stopped after 11 epochs|stops after 10|rank 0's own share",
@@ -131,8 +131,8 @@ WRONG = {
         [
             (
                 VAL,
-                VAL + "        told = torch.tensor(val_loss) / world_size\n        dist.all_reduce(told)\n"
-                "        val_loss = told.item()\n",
+                VAL + "        agreed = torch.tensor(val_loss) / world_size\n        dist.all_reduce(agreed)\n"
+                "        val_loss = agreed.item()\n",
             )
         ],
         "All ranks stopped after 9 epochs|a mean of means weighs them alike",
@@ -149,14 +149,14 @@ WRONG = {
     ),
     (STOP, "only rank 0 obeys"): (
         [
-            (VAL, VAL + "        told = torch.tensor(val_loss)\n        dist.all_reduce(told)\n"),
+            (VAL, VAL + "        agreed = torch.tensor(val_loss)\n        dist.all_reduce(agreed)\n"),
             ("== patience:", "== patience and rank == 0:"),
         ],
         OUT_OF_STEP,
     ),
     (RESUME, "strict, and the names as they are"): (
         [STRICT],
-        "Missing key(s) in state_dict|`strict` did its work|line 39",
+        "Missing key(s) in state_dict|`strict` did its job|line 39",
     ),
     (RESUME, "without the optimizer"): (
         [STRICT, (SAVE, SAVE_MODULE + "    dist.barrier()\n")],
@@ -185,7 +185,7 @@ WRONG = {
     ),
     (RESUME, "only rank 0 resumes"): (
         [STRICT, LATER, BARRIER, ("if checkpoint.exists():", "if rank == 0 and checkpoint.exists():")],
-        "The ranks part at call",
+        "The ranks diverge at call",
     ),
     (RESUME, "rank 0 loads after wrapping"): (
         [
@@ -203,7 +203,7 @@ WRONG = {
     (NAN, "a longer timeout"): ([GUARD], OUT_OF_STEP),
     (NAN, "a barrier in the guard"): (
         [(ISBAD, ISBAD + "            dist.barrier()\n")],
-        "The ranks part at call 3: rank 0 calls all_reduce of 3 float64 elements, rank 1 calls barrier",
+        "The ranks diverge at call 3: rank 0 calls all_reduce of 3 float64 elements, rank 1 calls barrier",
     ),
     (NAN, "no guard"): ([(ISBAD, "        if False:\n")], "holds NaN or inf. A damaged batch reaches every rank"),
     (NAN, "the backward comes first"): (
@@ -223,7 +223,7 @@ WRONG = {
                 "            loss = ddp(torch.zeros_like(x)).sum() * 0\n",
             )
         ],
-        "A damaged batch counts as zero|was to be left out by all",
+        "A damaged batch counts as zero|All ranks should leave it out",
     ),
     (NAN, "no_sync for the bad batch"): (
         [
@@ -312,7 +312,7 @@ WRONG = {
     ),
 }
 
-# Repairs that are not the solution's, and right.
+# Fixes that are not the solution's, and right.
 RIGHT = {
     (HANG, "join"): [
         ("        for batch", "        with ddp.join():\n          for batch"),
@@ -360,30 +360,32 @@ OFTEN = [(HANG, "waits for the slow one"), (RESUME, "only rank 0 resumes")]
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory, request):
-    """What each repair hears that keeps its ranks together."""
+def messages(tmp_path_factory, request):
+    """The message to each fix that keeps its ranks together."""
     solutions = {(name, "solution"): [(text_of(name, file="starter"), text_of(name))] for name in NAMES}
     edits = {**solutions, **RIGHT, **{key: edits for key, (edits, _) in WRONG.items()}}
     asked = asked_for(request) - {*ALONE}
-    return heard_each({key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("said"), "starter")
+    return first_messages_each(
+        {key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("messages"), "starter"
+    )
 
 
 @pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
-def test_a_wrong_repair_hears_why(key, said):
-    teaches(said[key], WRONG[key][1])
+def test_a_wrong_fix_gets_the_reason(key, messages):
+    mentions(messages[key], WRONG[key][1])
 
 
 @pytest.mark.parametrize(
     "key", [pytest.param(key, marks=[] if key in OFTEN else pytest.mark.full) for key in ALONE], ids=str
 )
-def test_one_that_ends_or_parts_the_ranks_hears_why(key, tmp_path):
+def test_one_whose_ranks_end_or_diverge_gets_the_reason(key, tmp_path):
     edits, words = WRONG[key]
-    teaches(first_failure(key[0], tmp_path, text_of(key[0], *edits, file="starter")), words)
+    mentions(first_failure(key[0], tmp_path, text_of(key[0], *edits, file="starter")), words)
 
 
 @pytest.mark.parametrize("key", tiered([*((name, "solution") for name in NAMES), *RIGHT], often=1))
-def test_a_right_repair_passes(key, said):
-    assert said[key] == ""
+def test_a_right_fix_passes(key, messages):
+    assert messages[key] == ""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -402,7 +404,7 @@ def test_the_log_is_that_of_the_starter(name):
 def test_every_section_that_a_message_names_exists():
     files = [
         *(EXERCISES / name / "grader.py" for name in NAMES),
-        EXERCISES.parent / "ddplab" / "grading" / "mending.py",
+        EXERCISES.parent / "ddplab" / "grading" / "training.py",
     ]
     labels = {label for file in files for label in re.findall(r'"((?:fault|museum)-[a-z0-9-]+)"', file.read_text())}
     assert len(labels) > 5

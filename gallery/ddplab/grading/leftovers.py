@@ -1,4 +1,4 @@
-"""Leave no process behind, not even one that a rank has started and detached."""
+"""Leave no process behind, not even one that a rank started and detached."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 @contextlib.contextmanager
-def no_strays() -> Iterator[None]:
-    """Kill at the end of the block every process that has become a child of this one inside it (Linux).
+def no_leftovers() -> Iterator[None]:
+    """At the end of the block, kill every process that became a child of this one inside it (Linux only).
 
-    ``launch`` kills a rank with its process group; a process that left the group outlives the rank. Orphans become
-    children of the nearest ancestor that has asked for them, which is this process for as long as the block runs.
+    ``launch`` kills a rank with its process group; a process that left the group outlives the rank. Orphans go to
+    the nearest ancestor that asked for them, which is this process while the block runs.
     """
     if sys.platform != "linux":
         yield
@@ -28,8 +28,8 @@ def no_strays() -> Iterator[None]:
     try:
         yield
     finally:
-        while strays := _children() - before:  # the children of a stray come to us when it is gone
-            for pid in strays:
+        while leftovers := _children() - before:  # when one is gone, its children come to us
+            for pid in leftovers:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)

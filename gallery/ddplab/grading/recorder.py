@@ -1,4 +1,4 @@
-"""See what a rank communicates, and in which order: the calls of ``torch.distributed`` while a check runs.
+"""Record what a rank communicates, and in which order: the calls of ``torch.distributed`` while a check runs.
 
 Each call is also written to a file at once, so that the calls of a rank that hangs or dies can still be compared.
 """
@@ -41,8 +41,8 @@ class Call:
         return what if self.elements else self.operation
 
 
-class Witness:
-    """Sees the calls of this rank from ``with Witness(…) as witness`` to the end of the block.
+class Recorder:
+    """Records the calls of this rank from ``with Recorder(…) as recorder`` to the end of the block.
 
     An all-reduce with ``async_op=True`` works on a copy, which ``wait()`` moves into the tensor: what the tensor
     holds before is undefined anyway, so a missing wait shows on every run, not only when the network is slow.
@@ -58,7 +58,7 @@ class Witness:
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._real = {name: getattr(dist, name) for name in OPERATIONS}
 
-    def __enter__(self) -> Witness:  # noqa: D105
+    def __enter__(self) -> Recorder:  # noqa: D105
         for name, real in self._real.items():
             setattr(dist, name, self._all_reduce if name == "all_reduce" else self._seen(name, real))
         return self
@@ -103,13 +103,13 @@ class Witness:
         if async_op:
             copy = tensor.detach().clone()
             awaited = functools.partial(self.events.append, ("wait", index))
-            return _Flight(real(copy, op, group, True), tensor, copy, self.calls[index], awaited)
+            return _Pending(real(copy, op, group, True), tensor, copy, self.calls[index], awaited)
         real(tensor, op, group)
         self.events.append(("wait", index))
         return None
 
 
-class _Flight:
+class _Pending:
     """An all-reduce under way, as ``async_op=True`` returns it."""
 
     def __init__(
@@ -119,40 +119,40 @@ class _Flight:
 
     def wait(self, *args: Any) -> Any:
         result = self._work.wait(*args)
-        self._land()
+        self._finish()
         self._awaited()
         return result
 
     def is_completed(self) -> bool:
         if self._work.is_completed():
-            self._land()
+            self._finish()
         return self._call.waited
 
     def get_future(self) -> Any:
-        ready = _Landing(self._awaited, [self._tensor.device] if self._tensor.is_cuda else None)
+        ready = _Awaited(self._awaited, [self._tensor.device] if self._tensor.is_cuda else None)
 
-        def land(future: Any) -> None:
+        def finish(future: Any) -> None:
             try:
                 future.value()  # raises what the all-reduce raised
             except Exception as error:
                 ready.set_exception(error)
             else:
-                self._land()
+                self._finish()
                 ready.set_result([self._tensor])
 
-        self._work.get_future().then(land)
+        self._work.get_future().then(finish)
         return ready
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
-    def _land(self) -> None:
+    def _finish(self) -> None:
         if not self._call.waited:
             self._call.waited = True
             self._tensor.data.copy_(self._copy)  # .data: a collective is no operation of autograd either
 
 
-class _Landing(torch.futures.Future[Any]):
+class _Awaited(torch.futures.Future[Any]):
     """The future of an all-reduce. It is complete when gloo's thread says so, and awaited when the rank asks for it."""
 
     def __init__(self, awaited: Callable[[], None], devices: list[int | str | torch.device] | None) -> None:

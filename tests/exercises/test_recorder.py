@@ -1,4 +1,4 @@
-"""The witness sees the calls of a rank, and makes a missing wait show."""
+"""The recorder sees the calls of a rank, and makes a missing wait show."""
 
 from pathlib import Path
 
@@ -6,20 +6,20 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch
-from ddplab.grading.witness import Call, Witness, first_difference, read_log
+from ddplab.grading.recorder import Call, Recorder, first_difference, read_log
 
 
 def test_calls_are_seen_in_order_and_kept_in_the_log(tmp_path):
     def worker(folder):
         real = dist.all_reduce
-        with Witness(Path(folder) / f"{dist.get_rank()}.calls") as witness:
+        with Recorder(Path(folder) / f"{dist.get_rank()}.calls") as recorder:
             dist.broadcast(torch.zeros(3), src=0)
             work = dist.all_reduce(torch.ones(2, dtype=torch.float64), async_op=True)
-            witness.note("between")
+            recorder.note("between")
             work.wait()
             dist.barrier()
         assert dist.all_reduce is real
-        return [str(call) for call in witness.calls], witness.events
+        return [str(call) for call in recorder.calls], recorder.events
 
     (calls, events), other = launch(worker, 2, str(tmp_path))
     assert (calls, events) == other
@@ -33,7 +33,7 @@ def test_calls_are_seen_in_order_and_kept_in_the_log(tmp_path):
 
 def test_before_the_wait_a_tensor_holds_what_it_held(tmp_path):
     def worker(folder):
-        with Witness(Path(folder) / f"{dist.get_rank()}.calls") as witness:
+        with Recorder(Path(folder) / f"{dist.get_rank()}.calls") as recorder:
             tensors = [torch.ones(1) for _ in range(5)]
             dist.all_reduce(tensors[0])
             works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors[1:]]
@@ -43,7 +43,7 @@ def test_before_the_wait_a_tensor_holds_what_it_held(tmp_path):
             works[1].get_future().wait()
             while not works[2].is_completed():
                 pass
-        return before, [tensor.item() for tensor in tensors], [call.waited for call in witness.calls]
+        return before, [tensor.item() for tensor in tensors], [call.waited for call in recorder.calls]
 
     for before, after, waited in launch(worker, 2, str(tmp_path)):
         assert before == [2, 1, 1, 1, 1]

@@ -1,4 +1,4 @@
-"""Say why a check did not come to its end: what each rank had called, had raised, or was doing when it was stopped."""
+"""Explain why a check did not finish: what each rank called, raised, or was doing when it was stopped."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..runtime.launcher import LaunchError
-from .checks import Check, Wrong
+from .checks import Check, Wrong, first_line
 from .exercises import Source
-from .witness import Call, Witness, first_difference, has_messages, read_log
+from .recorder import Call, Recorder, first_difference, has_messages, read_log
 
 SAME_CALLS = "Every rank must make the same collective calls, in the same order and with the same sizes."
-# What gloo or the launcher says of a rank whose peer has gone, or calls something else meanwhile.
+# What gloo or the launcher reports about a rank whose peer is gone or calls something else.
 _LOST_PEER = re.compile(r"SIGABRT|EnforceNotMet|enforce fail|Connection (?:closed|reset)|Broken pipe")
 _RECORDER = "internals-flight-recorder"
 
 _ONCE = "A context made by `@contextmanager` works once; each `with` needs a new call."
-_MAIN = "What shall run only when you start the file yourself belongs below `if __name__ == '__main__':`."
-# What Python or torch says when a familiar line is missing, and which.
+_MAIN = "Code that should run only when you start the file yourself belongs under `if __name__ == '__main__':`."
+# What Python or torch reports when a familiar line is missing, and which line that is.
 _HINTS = {
     "SystemExit": f"A rank must stay until the last collective. {_MAIN}",
-    "[Errno 27] File too large": "It prints without end; a rank may print 16 MiB.",
-    "context manager protocol": "A method becomes one for `with` by `@contextmanager` and a `yield`.",
+    "[Errno 27] File too large": "It prints forever; a rank may print 16 MiB.",
+    "context manager protocol": "`@contextmanager` and a `yield` turn a method into a context manager.",
     "'_GeneratorContextManager' object has no attribute 'args'": _ONCE,
     "generator didn't yield": _ONCE,
     "is not an iterator": "A function under `@contextmanager` must `yield` once.",
@@ -40,14 +40,14 @@ _HINTS = {
 
 
 def note_raised(error: BaseException, source: Source, path: Path) -> None:
-    """In the rank: leave what ``error`` says, and which line of the learner raised it, for :func:`examine`."""
+    """In the rank: save what ``error`` says, and which line of the learner raised it, for :func:`explain`."""
     if isinstance(error, Wrong):
         path.write_text(json.dumps({"wrong": error.message, "read": error.read}))
         return
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(source.path)]
     try:
-        text = f"{type(error).__name__}: {error}".strip().rstrip(":").splitlines()[0][:300]
-    except Exception:  # an exception of the learner's whose text cannot be had
+        text = f"{type(error).__name__}: {first_line(error)}".strip().rstrip(":")
+    except Exception:  # the learner's own exception, whose `__str__` fails
         text = type(error).__name__
     where = unwritten = ""
     if frames:
@@ -59,8 +59,8 @@ def note_raised(error: BaseException, source: Source, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def end_when_out_of_step(witness: Witness, folder: Path, rank: int, source: Source) -> Iterator[None]:
-    """In the rank: end the process once the logs of all ranks show that they can no longer come together.
+def end_when_out_of_step(recorder: Recorder, folder: Path, rank: int, source: Source) -> Iterator[None]:
+    """In the rank: end the process once the logs of all ranks show that it can never finish.
 
     That is so when two ranks made different calls, or when another rank is done and made fewer calls than this one.
     gloo would abort, or wait until the time is up.
@@ -70,7 +70,7 @@ def end_when_out_of_step(witness: Witness, folder: Path, rank: int, source: Sour
     def watch() -> None:
         while not over.wait(0.1):
             logs, ended = _read_all(folder)
-            behind = any(done and len(log) < len(witness.calls) for log, done in zip(logs, ended, strict=True))
+            behind = any(done and len(log) < len(recorder.calls) for log, done in zip(logs, ended, strict=True))
             if first_difference(logs) is not None or (behind and not any(map(has_messages, logs))):
                 frames = traceback.extract_stack(sys._current_frames()[main])
                 here = [f"at {_place(f.lineno, f.name, source)}" for f in frames if f.filename == str(source.path)]
@@ -94,11 +94,11 @@ def _place(line: int | str | None, name: str, source: Source) -> str:
     return f"{source.path.name}:{line}, in `{name}`"
 
 
-def examine(error: LaunchError, folder: Path, source: Source, check: Check, timeout_s: float) -> Wrong:
-    """In the parent: find the cause from what the ranks left in ``folder`` and from what ``launch`` says."""
+def explain(error: LaunchError, folder: Path, source: Source, check: Check, timeout_s: float) -> Wrong:
+    """In the parent: find the cause in what the ranks left in ``folder`` and in the error of ``launch``."""
     logs, ended = _read_all(folder)
-    if (parting := part(logs, check.read)) is not None:
-        return parting  # all else follows from it
+    if (wrong := diverged(logs, check.read)) is not None:
+        return wrong  # everything else follows from it
     path = folder / f"{error.rank}.raised"
     raised = {"text": "", "where": "", "unwritten": "", **(json.loads(path.read_text()) if path.exists() else {})}
     if "wrong" in raised:
@@ -110,7 +110,7 @@ def examine(error: LaunchError, folder: Path, source: Source, check: Check, time
     most, least = max(logs, key=len, default=[]), min(logs, key=len, default=[])
     if len(most) > len(least) and (hung or stopped or _LOST_PEER.search(f"{error} {raised['text']}")):
         ahead, behind = logs.index(most), logs.index(least)
-        rest = "was done" if ended[behind] else at.get(behind, "was not in your code any more")
+        rest = "was done" if ended[behind] else at.get(behind, "was no longer in your code")
         return Wrong(
             f"The ranks are out of step: rank {ahead} is in call {len(most)}, {most[-1]}"
             f"{', ' + at[ahead] if ahead in at else ''}; rank {behind} made {len(least)} and {rest}. {SAME_CALLS}",
@@ -122,7 +122,7 @@ def examine(error: LaunchError, folder: Path, source: Source, check: Check, time
         return Wrong(f"It still ran after {timeout_s:g} s, and was stopped{': ' + where if where else ''}.{hint}")
     if raised["unwritten"]:
         return Wrong(
-            f"Nothing to grade yet: {raised['unwritten']} is as in the starter. Put your code for its `raise`."
+            f"Nothing to grade yet: {raised['unwritten']} is as in the starter. Replace its `raise` with your code."
         )
     if raised["text"]:
         hint = next((hint for words, hint in _HINTS.items() if words in raised["text"]), "")
@@ -130,17 +130,17 @@ def examine(error: LaunchError, folder: Path, source: Source, check: Check, time
     how = re.search(r"^rank \d+ ((?:exited with|was killed by) .*?) before", str(error), re.MULTILINE)
     return Wrong(
         f"Rank {error.rank} {how[1] if how else 'ended'} in the middle of the check. "
-        "A rank must stay until the last collective, or the others wait for it: no `os._exit`, no signal, no crash."
+        "A rank must stay until the last collective, or the others wait for it forever: no `os._exit`, no crash."
     )
 
 
-def part(logs: list[list[Call]], read: str) -> Wrong | None:
+def diverged(logs: list[list[Call]], read: str) -> Wrong | None:
     """Return the first call that two ranks made differently, if there is one; ``read`` is the check's own section."""
     index = first_difference(logs)
     if index is None:
         return None
     calls = [f"rank {rank} calls {log[index]}" for rank, log in enumerate(logs) if index < len(log)]
-    return Wrong(f"The ranks part at call {index + 1}: {', '.join(calls)}. {SAME_CALLS}", read or _RECORDER)
+    return Wrong(f"The ranks diverge at call {index + 1}: {', '.join(calls)}. {SAME_CALLS}", read or _RECORDER)
 
 
 def _places(text: str, source: Source) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""What the graders of the exercises "mend it" share: DDP's own all-reduces made visible, and weights compared."""
+"""What graders of a training loop share: DDP's own all-reduces made visible, slow saves, and weights compared."""
 
 import contextlib
 import functools
@@ -16,11 +16,11 @@ from torch.distributed.algorithms import join
 from torch.nn.parallel import DistributedDataParallel
 
 from .checks import Wrong, expect
-from .witness import Witness, read_log
+from .recorder import Recorder, read_log
 
 Weights = dict[str, Tensor]
 
-# What torch says of a repair that is none, and why it is none.
+# What torch raises after a fix that does not work, and why it does not.
 _HINTS = {
     "Expected to have finished reduction": (
         "In the step before, this rank's loss left a parameter out. DDP waits for the gradient of every parameter, on "
@@ -32,7 +32,7 @@ _HINTS = {
         "fault-static-graph-changes",
     ),
     "Missing key(s) in state_dict": (
-        "`strict` did its work: what was saved has other names than what is loaded. The wrapper's names begin with "
+        "`strict` did its job: the saved names differ from those of the model. The wrapper's names begin with "
         "`module.`; save those of the wrapped module.",
         "fault-module-prefix",
     ),
@@ -41,17 +41,17 @@ _HINTS = {
 
 @dataclass
 class Reductions:
-    """What DDP on this rank has put into its all-reduces, in order."""
+    """What DDP on this rank put into its all-reduces, in order."""
 
     sent: list[Tensor] = field(default_factory=list)
 
 
 @contextlib.contextmanager
 def visible_ddp() -> Iterator[Reductions]:
-    """Have each DDP that is made inside reduce its buckets by ``dist.all_reduce``, which the witness sees.
+    """Make each DDP that is built inside reduce its buckets with ``dist.all_reduce``, which the recorder sees.
 
-    A rank that waits for ever in ``backward`` is then found by its calls, not by a timeout. The calls by which
-    ``join()`` counts the ranks stay unseen: DDP needs torch's own handle of them.
+    A rank that waits forever in ``backward`` is then found by its calls, not by a timeout. The calls with which
+    ``join()`` counts the ranks stay hidden: DDP needs torch's own handles for them.
     """
     seen, init = Reductions(), DistributedDataParallel.__init__
 
@@ -82,12 +82,12 @@ def visible_ddp() -> Iterator[Reductions]:
 
 
 @contextlib.contextmanager
-def slow_saves(witness: Witness, gone: str) -> Iterator[list[str]]:
-    """Have ``torch.save`` begin only when the others wait for this rank, save too, or have gone; at most 2 s later.
+def slow_saves(recorder: Recorder, gone: str) -> Iterator[list[str]]:
+    """Make ``torch.save`` start only when the others wait for this rank, save too, or are gone; at most 2 s later.
 
     Args:
-        witness: of this rank; a rank that has made a call more than this one waits.
-        gone: the caller leaves ``<rank>.<gone>`` in the witness's folder when its rank has gone.
+        recorder: of this rank; a rank that has made a call more than this one waits.
+        gone: the caller creates ``<rank>.<gone>`` in the recorder's folder when its rank is gone.
 
     Yields:
         The files that this rank has saved.
@@ -96,13 +96,15 @@ def slow_saves(witness: Witness, gone: str) -> Iterator[list[str]]:
     save, others = torch.save, set(range(dist.get_world_size())) - {dist.get_rank()}
 
     def ready(other: int, made: int) -> bool:
-        calls, _ = read_log(witness.folder / f"{other}.calls")
-        return len(calls) > made or any((witness.folder / f"{other}.{end}").exists() for end in (gone, f"{gone}-saves"))
+        calls, _ = read_log(recorder.folder / f"{other}.calls")
+        return len(calls) > made or any(
+            (recorder.folder / f"{other}.{end}").exists() for end in (gone, f"{gone}-saves")
+        )
 
     def slow_save(what: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         saved.append(str(getattr(file, "name", file)))
-        (witness.folder / f"{dist.get_rank()}.{gone}-saves").touch()
-        made, deadline = len(witness.calls), time.monotonic() + 2
+        (recorder.folder / f"{dist.get_rank()}.{gone}-saves").touch()
+        made, deadline = len(recorder.calls), time.monotonic() + 2
         while time.monotonic() < deadline and not all(ready(other, made) for other in others):
             time.sleep(0.01)
         save(what, file, *args, **kwargs)
@@ -116,7 +118,7 @@ def slow_saves(witness: Witness, gone: str) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def explained(learner: ModuleType) -> Iterator[None]:
-    """Say what a familiar error of torch means here, and in which line of the learner's it came up."""
+    """Explain what a familiar error of torch means here, and which line of the learner raised it."""
     try:
         yield
     except Exception as error:
@@ -126,9 +128,9 @@ def explained(learner: ModuleType) -> Iterator[None]:
                 while trace is not None:
                     line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == learner.__file__ else line
                     trace = trace.tb_next
-                said_by = next(part for part in re.split(r"\.\s|\n", str(error)) if words in part)
-                said = f"Rank {dist.get_rank()} raised {type(error).__name__} at line {line}: “{said_by.strip()}”."
-                raise Wrong(f"{said} {hint}", read) from error
+                sentence = next(part for part in re.split(r"\.\s|\n", str(error)) if words in part).strip()
+                raised = f"Rank {dist.get_rank()} raised {type(error).__name__} at line {line}: “{sentence}”."
+                raise Wrong(f"{raised} {hint}", read) from error
         raise
 
 
@@ -148,7 +150,7 @@ def weights(module: nn.Module) -> Weights:
 
 
 def same(a: Weights, b: Weights) -> bool:
-    """Return whether two sets of weights are equal, but for rounding."""
+    """Return whether two sets of weights are equal up to rounding."""
     return a.keys() == b.keys() and all(torch.allclose(a[n], b[n], rtol=1e-9, atol=1e-12) for n in a)
 
 
@@ -159,8 +161,8 @@ def expect_one_model(held: Sequence[Weights], start: Weights | None, hint: str, 
             expect(bool(value.isfinite().all()), f"At the end `{name}` on rank {rank} holds NaN or inf. {hint}", read)
             expect(
                 torch.allclose(value, held[0][name], rtol=1e-9, atol=1e-12),
-                f"The ranks end with different weights: `{name}` on rank {rank} is not that of rank 0, so some step "
-                f"was made with a gradient that the ranks do not share. {hint}",
+                f"The ranks end with different weights: `{name}` on rank {rank} differs from rank 0's, so at least one "
+                f"step used a gradient that the ranks do not share. {hint}",
                 read,
             )
-    expect(start is None or not same(held[0], start), f"The weights are as they were: nothing was trained. {hint}")
+    expect(start is None or not same(held[0], start), f"The weights did not change: nothing was trained. {hint}")
