@@ -152,6 +152,7 @@ record("faults", tried=len(FAULTS) - 1)
 # The tree, to print
 # ------------------
 
+# drawing
 TREE = {
     "some ranks\nhave ended": (
         "Which has a reason\nof its own?",

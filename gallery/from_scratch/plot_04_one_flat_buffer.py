@@ -82,6 +82,7 @@ record("µs", per_message=1e3 * slope)
 # %%
 # The line says what a message costs apart from its bytes.
 
+# drawing
 fig, ax = subplots(height_in=2.7)
 describe(
     fig,

@@ -82,6 +82,7 @@ assert all(
 # %%
 # Each row is a gradient, in the order in which they became ready.
 
+# drawing
 fig, axes = subplots(2, 1, height_in=3.9, sharex=True)
 describe(
     fig,

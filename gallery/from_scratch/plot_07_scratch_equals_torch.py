@@ -95,6 +95,7 @@ record(numbers=numbers, steps=steps)
 # %%
 # The first column of the table is the purple line below: it never leaves zero.
 
+# drawing
 fig, axes = subplots(1, 3, height_in=2.9, sharey=True)
 describe(fig, "Largest difference between two trainings after each step, on 2, 3 and 4 ranks")
 looks = zip(PAIRS, (ACCENT, INK, MUTED), (4, 1.4, 1.4), ("-", "-", "--"), strict=True)

@@ -121,6 +121,7 @@ for title, model in MODELS.items():
 # %%
 # A dot is a median, its line reaches from quartile to quartile; the axis is logarithmic.
 
+# drawing
 rows = [name for name in WRAPPERS if name != "torch"]
 fig, axes = subplots(1, 2, height_in=2.9, sharey=True)
 describe(

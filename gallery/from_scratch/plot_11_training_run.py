@@ -158,6 +158,7 @@ record(allreduces=len(spans["c10d::allreduce_"]) // ACTIVE)
 # %%
 # The step of median length as it ran: the lines of the loop, and below them the collectives.
 
+# drawing
 whole = [log[1] - data[0] for data, log in zip(spans["data"], spans["log"], strict=True)]
 step = sorted(range(ACTIVE), key=whole.__getitem__)[ACTIVE // 2]
 begin = min(spans["data"][step][0] for _, spans in ranks)

@@ -92,6 +92,7 @@ record("epsilons", equal_float64=error64 / eps64, equal_float32=error32 / eps32)
 # A dotted line is the epsilon of a precision: the distance from 1 to the next larger number.
 # An error of zero would lie on the left edge; no case has it.
 
+# drawing
 fig, ax = subplots(height_in=3.6)
 describe(fig, "Relative error of the mean of gradients against the big batch, for nine cases")
 for row, name in enumerate(CASES):

@@ -109,6 +109,7 @@ record("GiB", views_7b=sum(per_parameter["Adam, DDP, views"]) * gib)
 # %%
 # A box is one float32 number per parameter.
 
+# drawing
 fig, ax = subplots(height_in=3.6)
 describe(fig, "Bytes per parameter in six cases, in boxes of four bytes")
 LOOKS = (MUTED, ""), (FAINT, ""), (ACCENT, "////"), (FAINT, "....")

@@ -92,6 +92,7 @@ print(f"torchrun, same ranks   {1e3 * torchrun_s:6.0f} ms (median of {len(cold)}
 # %%
 # Each dot below is one start.
 
+# drawing
 fig, ax = subplots(height_in=1.7)
 for row, (times, color) in enumerate([(cold, MUTED), (warm, ACCENT)]):
     starts_ms = [1e3 * start_s for start_s in times]

@@ -66,6 +66,7 @@ for name in held[0]:
 # A framed cell is complete: every rank's contribution is in it.
 
 
+# drawing
 def at(rank, piece):
     """The piece of a rank in the place where it belongs, nothing elsewhere."""
     return [piece[0] if chunk == rank else None for chunk in range(RANKS)]

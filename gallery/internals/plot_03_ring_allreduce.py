@@ -70,6 +70,7 @@ for step in range(1, 7):
 # The run, drawn: what the ranks hold after each step, and an arrow for each chunk that moved in it.
 # An arrow that leaves below rank 3 enters above rank 0: the ring is closed.
 
+# drawing
 fig, axes = subplots(2, 4, height_in=4.4)
 alt = "What four ranks hold at the start and after each of six steps of a ring all-reduce"
 describe(fig, alt)
@@ -151,6 +152,7 @@ record("MiB", crossing=crossing / 2**20)
 # Left, bytes: the ring against the plainest plan, in which one rank collects all tensors, adds, and sends the sum back.
 # Right, time by the two formulas.
 
+# drawing
 fig, (left, right) = subplots(1, 2, height_in=3.1)
 ranks = range(2, 9)
 left.plot(ranks, [p - 1 for p in ranks], color=MUTED, linestyle="--")

@@ -111,6 +111,7 @@ for timelines, _ in ranks:
 # Each row is a gradient, in the order in which they became ready.
 # A dot marks the moment it was ready, the thin line its wait, and the bar its bucket on the way.
 
+# drawing
 fig, axes = subplots(2, RANKS, height_in=4.6, sharex=True, sharey=True)
 for step, row in zip((0, middle), axes, strict=True):
     for rank, (ax, (timelines, _)) in enumerate(zip(row, ranks, strict=True)):

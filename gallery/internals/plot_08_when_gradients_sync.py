@@ -136,6 +136,7 @@ record(after_step=parameter_gap[-1], without_sync=control_parameter_gap[-1])
 # %%
 # The same over all steps; the grey bands are the backwards.
 
+# drawing
 fig, (top, bottom) = subplots(2, 1, height_in=4.2, sharex=True)
 x = [step + at for step in range(STEPS) for at in (0.3, 0.55, 0.8, 1.0)]
 for ax, ours, theirs in (

@@ -93,6 +93,7 @@ record("all-reduces", backward_only=counts[1], forward_only=counts[2])
 # %%
 # The forward decides: it arms the reducer, or does not, and backward follows what the forward left.
 
+# drawing
 BESIDE = {"textcoords": "offset points", "va": "center"}
 fig, (left, right) = subplots(1, 2, height_in=2.3, sharey=True)
 for ax, values, form in ((left, counts, "{}"), (right, gaps, "{:.2f}")):

@@ -77,6 +77,7 @@ record(rank_0=default[0][-1], rank_1=default[1][-1], rank_1_off=off[1][-1])
 # %%
 # Read the left panel as a zigzag: in each forward rank 1 takes a step towards its own mean, and the next forward throws that step away.
 
+# drawing
 fig, axes = subplots(1, 2, height_in=3.0, sharey=True)
 at = [step + shift for step in range(STEPS) for shift in (0.05, 0.95)]
 titles = "Default: reset at each forward", f"{SWITCH}=False: never"

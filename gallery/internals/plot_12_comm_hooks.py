@@ -97,6 +97,7 @@ print(f"{'float32':10} {exact.numel() * 4:25}  {0:21}  {0:11.1%}")
 # Elements are grouped by the magnitude of their exact gradient, half a decade to a group.
 # A line is the median error of a group, the band holds eight of ten of its elements.
 
+# drawing
 fig, ax = subplots(height_in=3.2)
 group = (2 * exact.abs().log10()).floor()
 groups = [g for g in group.unique() if (group == g).sum() >= 50]

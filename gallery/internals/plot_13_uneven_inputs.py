@@ -100,6 +100,7 @@ assert fewer[1]["gradients"] == [1.0] * 4
 # %%
 # Each square is a batch, and the number in it the gradient that came out.
 
+# drawing
 fig, axes = subplots(3, 1, height_in=3.9, sharex=True)
 titles = (
     "Without join: rank 1 waits, then fails",

@@ -133,6 +133,7 @@ assert numbers == [4, 3]
 # %%
 # The two logs below each other.
 
+# drawing
 INSIDE = {"ha": "center", "va": "center", "fontsize": 8.5}
 fig, ax = subplots(height_in=1.5)
 for rank, log in enumerate(logs):

@@ -143,6 +143,7 @@ for kind in ("eager", "split", "one graph"):
 # %%
 # Grey is the backward, each line in it the launch of one bucket.
 
+# drawing
 fig, ax = subplots(height_in=2.2)
 for y, (end_ms, launched_ms) in enumerate(timelines.values()):
     ax.barh(y, end_ms, 0.5, color=MUTED, alpha=0.3)

@@ -1,6 +1,7 @@
 """Code that only draws a figure: a closed fold on the web, one line with the path of the script elsewhere.
 
-A block of a lab is such code if its first line is the comment ``# drawing``. What the block drew is shown as always.
+A block of a lab is such code if its first line is the comment ``# drawing``, with a blank line above it: right below
+prose the comment would be prose. What the block drew is shown as always.
 """
 
 from __future__ import annotations
