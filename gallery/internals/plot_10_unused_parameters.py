@@ -10,7 +10,7 @@ It serves :ref:`internals-unused`.
 # %%
 # A model with two heads
 # ----------------------
-# A forward uses one of them; the other one's parameters are unused in that step.
+# ``TwoHeads`` is a linear trunk with linear heads ``a`` and ``b``; a forward uses one head, and the other one's parameters are unused in that step.
 # ``PATTERNS`` says which head a rank uses in a step.
 # The worker trains four steps and returns what each left behind, or where it stopped; ``local`` is what autograd produced on this rank, before any reduction.
 
@@ -18,10 +18,10 @@ import textwrap
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
+from ddplab.labs.heads import TwoHeads
 from ddplab.labs.plotting import FAINT, MUTED, RANK_COLORS, label, subplots
 from ddplab.runtime.torch_private import flight_records
 
@@ -30,15 +30,6 @@ PATTERNS = {
     "a head per rank": lambda step, rank: "ab"[rank],
     "a, then b, in turn": lambda step, rank: "ab"[step % 2],
 }
-
-
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
-
-    def forward(self, x, head):
-        return getattr(self, head)(self.trunk(x))
 
 
 def norm(gradient):
