@@ -24,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, record
 from ddplab.labs.gaps import flat_weights, gap
-from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
 from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.needs import ON_CPU
 
@@ -153,6 +152,8 @@ record("faults", tried=len(FAULTS) - 1)
 # ------------------
 
 # drawing
+from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
+
 TREE = {
     "some ranks\nhave ended": (
         "Which has a reason\nof its own?",

@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record, scratch
 from ddplab.labs.gaps import flat_weights
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.runtime.clock import now
 from ddplab.scratch import flat, naive, overlap
 
@@ -122,6 +121,8 @@ for title, model in MODELS.items():
 # A dot is a median, its line reaches from quartile to quartile; the axis is logarithmic.
 
 # drawing
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+
 rows = [name for name in WRAPPERS if name != "torch"]
 fig, axes = subplots(1, 2, height_in=2.9, sharey=True)
 describe(

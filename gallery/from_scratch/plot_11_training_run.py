@@ -22,7 +22,6 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import FAINT, INK, RANK_COLORS, describe, subplots
 from ddplab.runtime.clock import now
 
 RANKS, BATCH, TOKENS, WORDS, WIDTH = 2, 16, 32, 64, 128
@@ -159,6 +158,8 @@ record(allreduces=len(spans["c10d::allreduce_"]) // ACTIVE)
 # The step of median length as it ran: the lines of the loop, and below them the collectives.
 
 # drawing
+from ddplab.labs.plotting import FAINT, INK, RANK_COLORS, describe, subplots
+
 whole = [log[1] - data[0] for data, log in zip(spans["data"], spans["log"], strict=True)]
 step = sorted(range(ACTIVE), key=whole.__getitem__)[ACTIVE // 2]
 begin = min(spans["data"][step][0] for _, spans in ranks)

@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.runtime.clock import now, seconds, stamp
 from ddplab.runtime.slowlink import SlowLink
 
@@ -89,6 +88,8 @@ assert waiting_us[8] < waiting_us[1] / 4
 # Each bar is the time that one sample costs.
 
 # drawing
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+
 fig, ax = subplots(height_in=3.4)
 describe(fig, "Time per sample against the number of micro-batches, computing and waiting")
 names = [str(k) for k in compute_us]

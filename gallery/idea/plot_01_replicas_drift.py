@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
 
 RANKS, STEPS, SHARD = 4, 60, 16
 
@@ -80,6 +79,8 @@ record(loss_averaged=together, loss_alone_best=min(alone))
 # On the right is the weight that ends furthest apart, as each rank holds it.
 
 # drawing
+from ddplab.labs.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
+
 fig, (left, right) = subplots(1, 2, height_in=3.2)
 describe(fig, "The gap between replicas over the steps, and the paths of one of their weights")
 steps = range(STEPS + 1)

@@ -13,7 +13,6 @@ import statistics
 import time
 
 from ddplab import launch, record
-from ddplab.labs.plotting import ACCENT, MUTED, subplots
 from ddplab.labs.recipes import torchrun
 from ddplab.runtime.needs import ON_CPU
 
@@ -93,6 +92,8 @@ print(f"torchrun, same ranks   {1e3 * torchrun_s:6.0f} ms (median of {len(cold)}
 # Each dot below is one start.
 
 # drawing
+from ddplab.labs.plotting import ACCENT, MUTED, subplots
+
 fig, ax = subplots(height_in=1.7)
 for row, (times, color) in enumerate([(cold, MUTED), (warm, ACCENT)]):
     starts_ms = [1e3 * start_s for start_s in times]

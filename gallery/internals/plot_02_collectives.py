@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from ddplab import launch
 from ddplab.labs.chunks import draw_chunks, my_chunks
-from ddplab.labs.plotting import describe, subplots
 
 RANKS = 4
 
@@ -63,6 +62,9 @@ for name in held[0]:
 
 
 # drawing
+from ddplab.labs.plotting import describe, subplots
+
+
 def at(rank, piece):
     """The piece of a rank in the place where it belongs, nothing elsewhere."""
     return [piece[0] if chunk == rank else None for chunk in range(RANKS)]

@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
-from ddplab.labs.plotting import ACCENT, INK, label, subplots
 from ddplab.runtime.torch_private import ddp_facts
 
 # %%
@@ -111,6 +110,8 @@ record(unit="MiB", model=sum(sizes) / MIB, largest=max(in_each) / MIB)
 # Above, the one bucket of the first iteration; below, those of the later ones, in the order in which they leave.
 
 # drawing
+from ddplab.labs.plotting import ACCENT, INK, label, subplots
+
 layers = [int(name.split(".")[1]) for name, _ in transformer()[0].named_parameters()]
 
 

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import INK, MUTED, RANK_COLORS, subplots
 from ddplab.runtime.clock import now, seconds, stamp
 
 LAYERS, WIDTH, BATCH, STEPS, RANKS = 8, 1024, 384, 6, 2  # 8 gradients of 4 MiB each
@@ -109,6 +108,8 @@ for timelines, _ in ranks:
 # A dot marks the moment it was ready, the thin line its wait, and the bar its bucket on the way.
 
 # drawing
+from ddplab.labs.plotting import INK, MUTED, RANK_COLORS, subplots
+
 fig, axes = subplots(2, RANKS, height_in=4.6, sharex=True, sharey=True)
 for step, row in zip((0, middle), axes, strict=True):
     for rank, (ax, (timelines, _)) in enumerate(zip(row, ranks, strict=True)):

@@ -27,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.gaps import flat_gradients, flat_weights, gap
-from ddplab.labs.plotting import ACCENT, FAINT, MUTED, subplots
 from ddplab.runtime.torch_private import flight_records
 
 RANKS, STEPS = 3, 4
@@ -124,6 +123,8 @@ record(after_step=parameter_gap[-1], without_sync=control_parameter_gap[-1])
 # The same over all steps; the gray bands are the backwards.
 
 # drawing
+from ddplab.labs.plotting import ACCENT, FAINT, MUTED, subplots
+
 fig, (top, bottom) = subplots(2, 1, height_in=4.2, sharex=True)
 x = [step + at for step in range(STEPS) for at in (0.3, 0.55, 0.8, 1.0)]
 for ax, ours, theirs in (

@@ -25,7 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.gaps import flat_gradients, gap
-from ddplab.labs.plotting import ACCENT, MUTED, name_rows, subplots
 from ddplab.runtime.torch_private import flight_records
 
 
@@ -81,6 +80,8 @@ record("all-reduces", backward_only=counts[1], forward_only=counts[2])
 # The forward decides: it prepares the reducer or does not, and backward follows what the forward left.
 
 # drawing
+from ddplab.labs.plotting import ACCENT, MUTED, name_rows, subplots
+
 fig, (left, right) = subplots(1, 2, height_in=2.3, sharey=True)
 for ax, values, form in ((left, counts, "{}"), (right, gaps, "{:.2f}")):
     ax.barh(range(4), values, color=[MUTED, MUTED, ACCENT, ACCENT], height=0.6)

@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.heads import TwoHeads
-from ddplab.labs.plotting import FAINT, MUTED, RANK_COLORS, label, subplots
 from ddplab.runtime.torch_private import flight_records
 
 PATTERNS = {
@@ -134,6 +133,8 @@ assert unused is None
 # The bars are norms of gradients: before the reduction on each rank, and after it (equal on both ranks).
 
 # drawing
+from ddplab.labs.plotting import FAINT, MUTED, RANK_COLORS, label, subplots
+
 ticks = {}
 fig, ax = subplots(height_in=2.7)
 for i, name in enumerate(("trunk.weight", "a.weight", "b.weight")):

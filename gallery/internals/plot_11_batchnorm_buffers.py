@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
-from ddplab.labs.plotting import MUTED, RANK_COLORS, subplots
 
 # torch 2.13 renamed the switch; the old name still works there, with a warning.
 RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -75,6 +74,8 @@ record(rank_0=default[0][-1], rank_1=default[1][-1], rank_1_off=off[1][-1])
 # The left panel is a zigzag: in each forward rank 1 takes a step toward its own mean, and the next forward discards that step.
 
 # drawing
+from ddplab.labs.plotting import MUTED, RANK_COLORS, subplots
+
 fig, axes = subplots(1, 2, height_in=3.0, sharey=True)
 at = [step + shift for step in range(STEPS) for shift in (0.05, 0.95)]
 titles = "Default: reset at each forward", f"{SWITCH}=False: never"

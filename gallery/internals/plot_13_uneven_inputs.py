@@ -21,7 +21,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import FAINT, RANK_COLORS, label, name_rows, subplots
 from ddplab.runtime.torch_private import flight_records
 
 BATCHES = [2, 4]
@@ -100,6 +99,8 @@ assert fewer[1]["gradients"] == [1.0] * 4
 # Each square is a batch, and the number in it the gradient that came out.
 
 # drawing
+from ddplab.labs.plotting import FAINT, RANK_COLORS, label, name_rows, subplots
+
 fig, axes = subplots(3, 1, height_in=3.9, sharex=True)
 titles = (
     "Without join: rank 1 waits, then fails",

@@ -21,7 +21,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, label, name_rows, subplots
 from ddplab.runtime.torch_private import flight_records
 
 
@@ -73,6 +72,8 @@ record("collectives", constructor=phases.count("constructor"), total=len(phases)
 # The same log as a picture: filled bars are all-reduces, hatched ones broadcasts and all-gathers.
 
 # drawing
+from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, label, name_rows, subplots
+
 GRADIENTS, OTHER = {"color": ACCENT}, {"color": "none", "edgecolor": MUTED, "hatch": "///"}
 BESIDE = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 8.5}
 fig, ax = subplots(height_in=3.9)

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
 from ddplab.buckets import MIB, assign
-from ddplab.labs.plotting import ACCENT, MUTED, label, name_rows, subplots
 from ddplab.runtime.clock import now, seconds, stamp
 from ddplab.runtime.torch_private import ddp_facts, set_ddp_optimizer
 
@@ -77,6 +76,8 @@ for cap, (graphs, _buckets) in splits.items():
 # Each panel is a cap: above DDP's buckets, below the graphs.
 
 # drawing
+from ddplab.labs.plotting import ACCENT, MUTED, label, name_rows, subplots
+
 fig, axes = subplots(len(splits), 1, height_in=3.6, sharex=True)
 for ax, (cap, (graphs, buckets)) in zip(axes, splits.items(), strict=True):
     for y, (parts, color) in enumerate([(buckets, MUTED), (graphs, ACCENT)]):
