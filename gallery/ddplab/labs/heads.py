@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -15,4 +16,4 @@ class TwoHeads(nn.Module):
     def forward(self, x: Tensor, heads: str) -> Tensor:
         """Return the sum of the named ``heads`` ("a", "b" or "ab"), shape [batch, 1]; ``x`` has shape [batch, 4]."""
         hidden = self.trunk(x)
-        return sum((getattr(self, head)(hidden) for head in heads), start=hidden.new_zeros(()))
+        return torch.stack([getattr(self, head)(hidden) for head in heads]).sum(dim=0)
