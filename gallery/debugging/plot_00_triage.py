@@ -155,13 +155,13 @@ TREE = {  # symptom: question, places to look
     ),
     "all run,\nno step passes": (
         "Where is each\nrank's stack?",
-        ["one is in no collective: that rank", "in different calls: out of step"]
-        + ["all in one call: link, order, size"],
+        "one is in no collective: that rank\nin different calls: out of step\n"
+        "all in one call: link, order, size",
     ),
     "steps pass": (
         "Do the weights\nagree?",
-        ["not between ranks: not reduced", "not with one process: mean, data"]
-        + ["they do, and it is slow: who computes?"],
+        "not between ranks: not reduced\nnot with one process: mean, data\n"
+        "they do, and it is slow: who computes?",
     ),
 }
 fig, ax = subplots(height_in=3.9)
@@ -185,7 +185,7 @@ for symptom, (question, leaves) in TREE.items():
     branch(3.6, middle, 4.6, middle)
     box(2.3, middle, symptom, ACCENT)
     box(4.6, middle, question, INK)
-    for leaf in leaves:
+    for leaf in leaves.splitlines():
         branch(6.3, middle, 7.3, y)
         ax.text(7.4, y, leaf, ha="left", va="center")
         y -= 1

@@ -53,7 +53,7 @@ def worker(switch, who, options):
 
 
 # %%
-# What every rank says
+# What every rank reports
 # --------------------
 
 ends = {}
@@ -67,7 +67,7 @@ for switch, who in (("off", "all ranks"), ("off", "rank 1"), ("on", "rank 1")):
         print(f"         │ {e.how}: {said.split(' this is')[0].split(' [')[0]}")
 
 steps = [e.printed.splitlines()[-1] for e in ends["off", "all ranks"]]
-assert all("step 4 done" in step for step in steps)  # and it was not averaged:
+assert all("step 4 done" in step for step in steps)  # but it was not averaged:
 assert steps[0] != steps[1]
 for switch, words in {"off": "then got unused", "on": "then got used"}.items():
     peer, guilty = ends[switch, "rank 1"]
@@ -96,6 +96,6 @@ for switch, who in ends:
 # %%
 # How to recognize it
 # -------------------
-# ``static_graph set to True`` stands in the text, which otherwise begins like that of :ref:`fault-unused-parameter`.
+# ``static_graph set to True`` is in the message, which otherwise begins like that of :ref:`fault-unused-parameter`.
 # ``then got unused`` is raised in a *forward*, and the cause is one step back; ``then got used`` in a *backward*, and the cause is in this step.
-# If only one rank says it, its data made the difference, and its peers wait in the backward of the step where it happened.
+# If only one rank reports it, its data made the difference, and its peers wait in the backward of the step where it happened.

@@ -3,7 +3,7 @@
 =================================
 
 ``mp.spawn(train, nprocs=2)`` as the last line of a file, without ``if __name__ == "__main__":`` above it.
-A spawned process is a fresh Python that imports your file to find ``train``, and so comes upon ``mp.spawn`` itself.
+A spawned process is a fresh Python that imports your file to find ``train``, and so reaches ``mp.spawn`` itself.
 It serves :ref:`faults`.
 """
 
@@ -49,7 +49,7 @@ if __name__ == "__main__":
 
 # %%
 # ``mp.spawn`` needs a file, so each program is written to one.
-# All three run at once, and of each stay the lines that it printed itself and the first of every error.
+# All three run at once; shown are the lines that each printed itself and the first line of every error.
 
 
 def start(path, text):
@@ -84,9 +84,9 @@ assert "can't pickle local object" in said["local"][0].lower()
 assert said["right"] == ["rank 0 trains", "rank 1 trains", "reading the data set"]
 
 # %%
-# Without the guard no rank ever trains: each child runs the whole file, reads the data set once more, and is stopped at ``mp.spawn``.
+# Without the guard no rank ever trains: each child runs the whole file, reads the data set again, and fails at ``mp.spawn``.
 # The parent sees only that a child ended, with ``ProcessExitedException``; the reason is above, in the child's text.
-# The local function fails earlier, in the parent: it travels by its name, and a name inside of ``main`` cannot be imported.
+# The local function fails earlier, in the parent: it is sent by name, and a name inside ``main`` cannot be imported.
 #
 # The fix
 # -------
@@ -95,6 +95,6 @@ assert said["right"] == ["rank 0 trains", "rank 1 trains", "reading the data set
 #
 # How to recognize it
 # -------------------
-# ``An attempt has been made to start a new process before …`` stands there once per child, and what the file prints at its top appears once more each time.
+# ``An attempt has been made to start a new process before …`` appears once per child, and what the file prints at its top appears again each time.
 # The same text comes from a ``DataLoader`` with workers in an unguarded file, where workers are not forked: on macOS and Windows, and on Linux from Python 3.14 on.
 # ``Can't pickle`` or ``Can't get attribute``: the function is local, or was defined in a notebook.

@@ -10,7 +10,7 @@ It serves :ref:`from-scratch-training-run`.
 # %%
 # A slow link, emulated
 # ---------------------
-# Ranks on one machine have no slow link, so a communication hook plays one, ``ddplab.runtime.slowlink``: it starts the real all-reduce, and hands its result over only when a link of the given latency and rate would have delivered it.
+# Ranks on one machine have no slow link, so a communication hook emulates one, ``ddplab.runtime.slowlink``: it starts the real all-reduce, and delivers the result only when a link of the given latency and rate would have delivered it.
 # A bucket waits until the bucket before it has left the link.
 # The numbers of bytes are real and small; the time they take is emulated.
 
@@ -65,7 +65,7 @@ def worker(k):
 # %%
 # Per sample
 # ----------
-# Times are the shortest of rank 0's warm steps, because what else the machine does can only add to them.
+# Times are the shortest of rank 0's warm steps, because other load on the machine can only add to them.
 
 print("       samples  all-reduces           ms per step     waiting,")
 print("  k   per rank  per step  per sample  whole  waiting  share of step")
@@ -123,5 +123,5 @@ ax.set_title("The same waiting is shared by more samples")
 # What this does not mean
 # -----------------------
 #
-# That accumulation makes an update cheaper: each covers :math:`k` times the samples, which is another batch size, with a learning rate of its own.
-# Nor that these shares are yours: the link is made up, so that it matters.
+# That accumulation makes an update cheaper: each covers :math:`k` times the samples, which is a different batch size that needs a different learning rate.
+# Nor that your job has these shares: the link is chosen slow enough to matter.

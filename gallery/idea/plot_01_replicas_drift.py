@@ -2,7 +2,7 @@
 Replicas drift
 ==============
 
-What keeps copies of a model equal when each trains on data of its own?
+What keeps copies of a model equal when each trains on its own data?
 Four ranks start with equal weights and train, once by themselves and once with averaged gradients.
 It serves :ref:`idea-split` and :ref:`idea-replicated`.
 """
@@ -108,9 +108,9 @@ right.set_title("One weight takes four paths")
 # --------------
 #
 # - One step without a sync is enough to drift, and nothing pulls the replicas together again: after the last step they are :measured:`replicas-drift.without_sync:.2f` apart.
-# - With averaged gradients the gap is :measured:`replicas-drift.averaged`, not small: equal weights, minus an equal step, are equal weights.
+# - With averaged gradients the gap is exactly :measured:`replicas-drift.averaged`, not just small: equal weights, minus an equal step, are equal weights.
 #   No weight was ever sent.
-# - It is the data that drives them apart: four ranks that see the same samples stay equal without a word.
+# - The data drives them apart: four ranks that see the same samples stay equal without any communication.
 # - Unsynchronized replicas are four models, each trained on a quarter of the data.
 #   On all data the best of them has a loss of :measured:`replicas-drift.loss_alone_best:.3f`, the averaged one :measured:`replicas-drift.loss_averaged:.3f`.
 #

@@ -44,7 +44,7 @@ def compare(dtype, layer, training, reduction, sizes, scale):
     x = torch.randn(sum(sizes), 8).to(device(), dtype)
     y = x.sum(dim=1, keepdim=True) + 1
     whole, ddp = copy.deepcopy(net), DistributedDataParallel(net)
-    torch.manual_seed(rank + 1)  # each rank draws masks of its own
+    torch.manual_seed(rank + 1)  # each rank draws its own masks
     if scale == "masks":  # each rank sends its mask, and the single process uses all of them
         mine, masks = nn.functional.dropout(torch.ones(sizes[rank], 16), 0.5), [None] * ranks
         dist.all_gather_object(masks, mine)
