@@ -147,11 +147,7 @@ from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
 TREE = {  # symptom: question, places to look
     "some ranks\nhave ended": (
         "Which has a reason\nof its own?",
-        [
-            "a traceback: read it",
-            "a signal: −9, −11, −6, −7",
-            "no memory: that rank, that step",
-        ],
+        "a traceback: read it\na signal: −9, −11, −6, −7\nno memory: that rank, that step",
     ),
     "all run,\nno step passes": (
         "Where is each\nrank's stack?",

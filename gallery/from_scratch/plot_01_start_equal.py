@@ -73,13 +73,11 @@ record(before=gap(before), after=gap(after))
 # %%
 # What to notice
 # --------------
-#
 # - Every rank raises, with the same text: a check that stops one rank leaves its peers waiting for it in their next collective.
 # - After stage 2 the gap is :measured:`start-equal.after`, down from :measured:`start-equal.before:.2f`.
 #   What all ranks hold is rank 0's initialization, not a mean of three.
 #
 # What this does not mean
 # -----------------------
-#
 # That there is nothing left to verify once you broadcast.
 # A broadcast needs tensors of equal shape on all ranks and does not check; the class at the end of the chapter verifies names, shapes and types, and copies the values.

@@ -94,13 +94,11 @@ record("all-reduces", per_step=int(per_step))
 # %%
 # What to notice
 # --------------
-#
 # - With the one line the gap is :measured:`average-gradients.with_sync`, bit for bit; without it, :measured:`average-gradients.without_sync:.2f` after 20 steps.
 # - The replicas not only agree, they agree on the right thing: the gradient of the whole batch, within rounding.
 # - ``step()`` sent nothing: the count is that of the calls in ``sync_gradients``.
 #
 # What this does not mean
 # -----------------------
-#
 # That this is DDP.
 # If you forget the line, you train three models without an error; and there are as many messages as tensors, sent only when backward is over.

@@ -99,12 +99,10 @@ for where, sent in launch(how_many_are_sent, 2)[0].items():
 # %%
 # What to notice
 # --------------
-#
 # - One averaged gradient costs :measured:`accumulate-locally.last` instead of :measured:`accumulate-locally.each`, and the two differ in rounding only.
 # - Until the last micro-batch the ranks hold different gradients: a step taken there would make them drift.
 #
 # What this does not mean
 # -----------------------
-#
 # That torch's ``no_sync`` works like this one.
 # Here it decides when ``sync_gradients()`` is called; in torch's DDP, and in the class from stage 7 on, it decides when the *forward* runs.

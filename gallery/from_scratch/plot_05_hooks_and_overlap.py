@@ -134,7 +134,6 @@ record(silent_gap=gap([first, second]))
 # %%
 # What to notice
 # --------------
-#
 # - *flat* can launch only after the last gradient, after :measured:`hooks-and-overlap.flat_first_launch:.0f`, so all of its communication is exposed.
 # - *overlap* launches its first bucket after :measured:`hooks-and-overlap.overlap_first_launch:.0f`, long before the last gradient, which comes after :measured:`hooks-and-overlap.overlap_last_gradient:.0f`; only the end of the last buckets is then exposed.
 # - A gradient that never comes raises an obscure error if its bucket never left, and no error at all if it once did: the old message counts as the new one, and the ranks are :measured:`hooks-and-overlap.silent_gap:.2f` apart.
@@ -142,6 +141,5 @@ record(silent_gap=gap([first, second]))
 #
 # What this does not mean
 # -----------------------
-#
 # That overlap reduces the total work.
 # On CPU ranks the transfer needs the cores that compute, so the last gradient may come later than without overlap.

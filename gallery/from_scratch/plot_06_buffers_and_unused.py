@@ -121,12 +121,10 @@ launch(like_torch, 2)
 # %%
 # What to notice
 # --------------
-#
 # - Buffers agree when a forward starts and differ by :measured:`buffers-and-unused.buffers_end:.2f` when the step ends: the copy belongs to the forward, not to the step.
 # - The second table reverses between stages 6 and 7, because the flag is read earlier.
 # - Stage 8 turns an obscure error into one that names the parameters on each rank; with the flag it does what torch does, including the ``None`` of a parameter that no rank used.
 #
 # What this does not mean
 # -----------------------
-#
 # That ``find_unused_parameters=True`` is a safe default: it costs a collective in each step, and a branch that you forgot to use stays untrained without an error.

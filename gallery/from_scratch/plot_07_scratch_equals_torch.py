@@ -140,13 +140,11 @@ for ranks in (2, 3, 4):
 # %%
 # What to notice
 # --------------
-#
 # - Same buckets, same bits: with equal plans from the first step on, our class and torch's agree in every bit on 2, 3 and 4 ranks, through momentum, accumulation and buffers.
 # - On 2 ranks even different plans agree, because :math:`a + b = b + a`; from 3 ranks on the order of additions counts, and floating-point addition is not associative.
 # - The difference on 3 and 4 ranks is not a property of our class: two torch DDPs with different caps are as far apart.
 #
 # What this does not mean
 # -----------------------
-#
 # That one of the results is the right one.
 # Each is a correct sum in some order; a test that demands equal bits on 3 ranks has to fix the plan of the buckets too.

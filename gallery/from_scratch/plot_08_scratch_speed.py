@@ -140,7 +140,6 @@ for ax, (title, what) in zip(axes, panels, strict=True):
 # %%
 # What to notice
 # --------------
-#
 # - *naive* takes :measured:`scratch-speed.GPT_naive:.1f` times torch's step on the GPT and :measured:`scratch-speed.MLP_naive:.1f` times on the MLP: the MLP sends a twentieth of the bytes, and four times as many messages.
 # - *flat* reduces the number of messages; *overlap* then hides what is left, where there is enough computation to hide it behind.
 # - The class of this chapter: :measured:`scratch-speed.GPT_scratch:.2f` on the GPT, :measured:`scratch-speed.MLP_scratch:.2f` on the MLP.
@@ -148,6 +147,5 @@ for ax, (title, what) in zip(axes, panels, strict=True):
 #
 # What this does not mean
 # -----------------------
-#
 # That the ratios hold elsewhere.
 # Two processes on one machine have no cable between them; over a slow link the messages cost more, and on a GPU the host runs ahead of the hooks.

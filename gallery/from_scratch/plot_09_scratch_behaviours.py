@@ -78,7 +78,6 @@ for title in (title for title in seen if verdicts[title] == "refused"):
 # %%
 # What to notice
 # --------------
-#
 # - Of :measured:`scratch-behaviours.cases` cases, :measured:`scratch-behaviours.same` come out the same, :measured:`scratch-behaviours.refused` are refused, and in :measured:`scratch-behaviours.differs` the two classes differ on purpose.
 # - An unused parameter raises a step earlier from scratch, in the backward that lacks it: its callback for the end of a backward is registered when the first gradient arrives, so it runs whether or not the last one comes.
 # - Two forwards and then two backwards, or two backwards of one graph: torch's class averages the first backward and leaves the second one local, without an error.
@@ -88,5 +87,4 @@ for title in (title for title in seen if verdicts[title] == "refused"):
 #
 # What this does not mean
 # -----------------------
-#
 # That the one from scratch is finished: GPUs, streams and mixed precision are not in these cases.

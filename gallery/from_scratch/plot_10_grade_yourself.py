@@ -83,7 +83,6 @@ assert code == 0
 # %%
 # What to notice
 # --------------
-#
 # - The message starts from the numbers: the sum, half the mean and rank 0's own gradient are different numbers, and each belongs to one mistake.
 # - The second attempt is right as long as every rank uses every parameter, so it can train for months.
 #   As soon as one rank takes a different branch, the ranks reduce different tensors.
@@ -92,6 +91,5 @@ assert code == 0
 #
 # What this does not mean
 # -----------------------
-#
 # That a file that passes is fast.
 # The checks look at numbers, at calls and at their order, on small models and two or three ranks; no check measures time.

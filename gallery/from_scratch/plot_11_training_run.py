@@ -164,7 +164,6 @@ ax.set_title("All-reduces begin inside backward, and no line after it has one")
 # %%
 # What to notice
 # --------------
-#
 # - All :measured:`training-run.allreduces` all-reduces begin inside ``backward()``, which takes :measured:`training-run.share_backward:.0f` of this step.
 #   Zeroing, clipping, stepping and logging send nothing.
 # - The forward launches a broadcast that nobody wrote: the causal mask is a *buffer* of the model, and DDP sends rank 0's buffers before each forward, whether they changed or not.
@@ -174,6 +173,5 @@ ax.set_title("All-reduces begin inside backward, and no line after it has one")
 #
 # What this does not mean
 # -----------------------
-#
 # That your step has these shares: they belong to this model and this machine.
 # Nor that ``data`` is free: here the samples are in memory and need no decoding.

@@ -111,7 +111,6 @@ below.set_title("What is left between them is rounding")
 # %%
 # What to notice
 # --------------
-#
 # - Three runs with the same global batch take the same number of steps, with the same learning rate, to the same loss: :measured:`one-rank-or-many.loss:.3f`.
 #   DDP changes where the samples are computed, not what is computed.
 # - They are not equal bit for bit: one rank adds 32 gradients in one order, four ranks add eight each and then four sums.
@@ -121,6 +120,5 @@ below.set_title("What is left between them is rounding")
 #
 # What this does not mean
 # -----------------------
-#
 # That four ranks are four times as fast: nothing is timed here, and ranks on one machine compete for its cores.
 # Nor that more samples per step are worse: they need a different learning rate.

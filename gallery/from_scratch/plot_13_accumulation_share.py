@@ -114,7 +114,6 @@ ax.set_title("The same waiting is shared by more samples")
 # %%
 # What to notice
 # --------------
-#
 # - The all-reduces per *step* stay the same, one per bucket; per *sample* they fall to exactly :math:`1/k`.
 # - A step waits about as long as before, :measured:`accumulation-share.waits_1:.0f` with one micro-batch and :measured:`accumulation-share.waits_8:.0f` with eight, since the same bytes cross the same link.
 #   It computes for :math:`k` times as many samples meanwhile, so the share of waiting falls from :measured:`accumulation-share.share_1:.0f` to :measured:`accumulation-share.share_8:.0f`.
@@ -122,6 +121,5 @@ ax.set_title("The same waiting is shared by more samples")
 #
 # What this does not mean
 # -----------------------
-#
 # That accumulation makes an update cheaper: each covers :math:`k` times the samples, which is a different batch size that needs a different learning rate.
 # Nor that your job has these shares: the link is chosen slow enough to matter.

@@ -135,7 +135,6 @@ for how in ("only its members make it", "every rank makes both", "use_local_sync
 # %%
 # What to notice
 # --------------
-#
 # - The same call, ``mesh.group("data")``, gives ranks of different rows different groups; no rank computes who its peers are.
 # - With a group, DDP averages within it: each pair has its own gradients, and will have its own weights.
 #   That is right only where something else keeps the replicas equal, or where they are meant to be different models.
@@ -145,5 +144,4 @@ for how in ("only its members make it", "every rank makes both", "use_local_sync
 #
 # What this does not mean
 # -----------------------
-#
 # That plain DDP needs a mesh: over all ranks of a job, the default group is enough.

@@ -106,7 +106,6 @@ right.set_title("One weight takes four paths")
 # %%
 # What to notice
 # --------------
-#
 # - One step without a sync is enough to drift, and nothing pulls the replicas together again: after the last step they are :measured:`replicas-drift.without_sync:.2f` apart.
 # - With averaged gradients the gap is exactly :measured:`replicas-drift.averaged`, not just small: equal weights, minus an equal step, are equal weights.
 #   No weight was ever sent.
@@ -116,5 +115,4 @@ right.set_title("One weight takes four paths")
 #
 # What this does not mean
 # -----------------------
-#
 # That this loop is as fast as DDP: it sends one message per parameter tensor, and only once backward is over.

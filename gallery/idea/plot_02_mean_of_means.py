@@ -137,7 +137,6 @@ for name, differ in (("equal", False), ("different", True)):
 # %%
 # What to notice
 # --------------
-#
 # - A loss that is a mean, over shards of equal size: the mean of the means is the mean of all, within :measured:`mean-of-means.equal_float32:.1f` in float32.
 # - A sum is :measured:`mean-of-means.sum_factor:.0f` times too small, on as many ranks: multiply the loss by the world size.
 # - On unequal shards the samples of the smaller ones count for more; ``world_size × samples here / samples everywhere`` as a weight corrects it.
@@ -146,6 +145,5 @@ for name, differ in (("equal", False), ("different", True)):
 #
 # What this does not mean
 # -----------------------
-#
 # That a different gradient is wrong: it is the gradient of a different loss.
 # Know which one you train.

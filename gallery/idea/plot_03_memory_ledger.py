@@ -141,12 +141,10 @@ ax.set_title("DDP adds one number per parameter, and views save it", pad=10)
 # %%
 # What to notice
 # --------------
-#
 # - Adam needs :measured:`memory-ledger.alone` per parameter in one process and :measured:`memory-ledger.ddp` under DDP: the buckets are a second copy of the gradients.
 # - With ``gradient_as_bucket_view=True`` it is :measured:`memory-ledger.views` again: each ``.grad`` is a view into its bucket.
 # - The number of ranks is not in the formula: DDP divides the batch, but nothing in this ledger.
 #
 # What this does not mean
 # -----------------------
-#
 # That a rank needs no more than this: activations, temporary tensors of the optimizer, and what the allocator and the communication library keep come on top.

@@ -102,7 +102,6 @@ print("all-reduce == all-gather(reduce-scatter) on every rank")
 # %%
 # What to notice
 # --------------
-#
 # * Broadcast overwrites the others' state with that of one rank.
 #   DDP's constructor does it with parameters and buffers, and later forwards do it with buffers.
 # * All-reduce gives every rank the same sum.
@@ -112,6 +111,5 @@ print("all-reduce == all-gather(reduce-scatter) on every rank")
 #
 # What this does not mean
 # -----------------------
-#
 # The drawing shows what a collective computes, not how the data travels.
 # A ring, a tree or a switch can reach the same result; :doc:`plot_03_ring_allreduce` builds the ring.

@@ -115,7 +115,6 @@ for p in (2, 3, 4):
 # %%
 # Why these bytes, and what they cost
 # -----------------------------------
-#
 # A rank sends one chunk of *n*/p bytes in each of 2(p − 1) steps, so it sends less than 2\ *n*.
 # The chapter (:ref:`internals-collectives`) derives the time if a message takes α seconds, plus 1/B for each byte:
 #
@@ -166,7 +165,6 @@ right.set_title("Model: 64 ranks, 10 µs, 200 Gbit/s")
 # %%
 # What to notice
 # --------------
-#
 # * In the first half a chunk's sum grows as it travels around the ring; in the second half the finished chunk travels around once more.
 # * A rank sends less than twice its tensor, on 4 ranks as on 4000, and no algorithm of this kind can send less than 2(p − 1)/p · n (Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, 2009).
 #   What grows is the number of steps: in the model the tree is faster below :measured:`ring-allreduce.crossing:.1f`.
@@ -176,6 +174,5 @@ right.set_title("Model: 64 ranks, 10 µs, 200 Gbit/s")
 #
 # What this does not mean
 # -----------------------
-#
 # The libraries' rings are better than this one: they cut chunks into slices that flow in a pipeline, and NCCL chooses between ring, tree and switch by size and topology.
 # The right panel is a model with assumed constants, not a measurement of a machine.

@@ -149,7 +149,6 @@ bottom.set_xlabel("training step")
 # %%
 # What to notice
 # --------------
-#
 # - The only all-reduce is in backward, and ``backward()`` does not return before the gradients are averaged: inside the last one they are :measured:`when-gradients-sync.in_backward:.2f` apart, after it :measured:`when-gradients-sync.after_backward`.
 # - ``optimizer.step()`` issues nothing.
 #   It keeps the replicas equal only because each rank applies the same update to the same state.
@@ -157,6 +156,5 @@ bottom.set_xlabel("training step")
 #
 # What this does not mean
 # -----------------------
-#
 # That replicas stay equal whatever you do after backward: DDP never compares parameters again.
 # If anything makes ``step`` differ between ranks (a clipping threshold, a learning rate, optimizer state restored on one rank), they drift without an error.

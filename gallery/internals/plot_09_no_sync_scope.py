@@ -136,7 +136,6 @@ record("all-reduces", right_scope=issued_by["forward and backward"])
 # %%
 # What to notice
 # --------------
-#
 # - Around backward only, ``no_sync`` does nothing: the step issues :measured:`no-sync-scope.backward_only`, as without it.
 #   Around the forward only, it suppresses the synchronization, and the ranks are :measured:`no-sync-scope.forward_only_gap:.3f` apart.
 # - The wrong scope gives the *right* gradient: each micro-batch is averaged by itself, instead of their sum once.
@@ -145,5 +144,4 @@ record("all-reduces", right_scope=issued_by["forward and backward"])
 #
 # What this does not mean
 # -----------------------
-#
 # That ``no_sync`` around the forward alone is enough: enclose both, as the documentation asks, which works whichever of the two reads the flag in the version you run.

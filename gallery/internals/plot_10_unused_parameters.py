@@ -151,7 +151,6 @@ ax.set_title("A rank that did not use a parameter counts as zero in its mean")
 # %%
 # What to notice
 # --------------
-#
 # - The error names the second forward, the fault is in the first backward, and a step taken between them has already made the ranks diverge.
 # - With ``find_unused_parameters=True`` a locally unused parameter gets the mean with a zero from this rank; one that no rank used keeps ``grad = None``, so that the optimizer leaves it alone.
 # - ``static_graph=True`` is cheaper (:measured:`unused-parameters.static_graph` in a warm step, not :measured:`unused-parameters.find_unused`), as long as each rank uses the same parameters in every step.
@@ -159,5 +158,4 @@ ax.set_title("A rank that did not use a parameter counts as zero in its mean")
 #
 # What this does not mean
 # -----------------------
-#
 # That DDP must search for every unused parameter: one that no step uses is better frozen (``requires_grad_(False)``) before DDP is constructed.

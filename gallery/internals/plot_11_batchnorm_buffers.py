@@ -146,7 +146,6 @@ assert "expected input tensor to be on GPU" in refusal
 # %%
 # What to notice
 # --------------
-#
 # - Buffers differ between the end of a forward and the start of the next one: a checkpoint or an evaluation *without* DDP's forward sees this rank's own statistics.
 # - The copy is rank 0's, not a mean.
 #   Rank 0 ends at :measured:`batchnorm-buffers.rank_0:.2f`, near the mean of its own data; what rank 1 saw never enters the running statistics.
@@ -154,5 +153,4 @@ assert "expected input tensor to be on GPU" in refusal
 #
 # What this does not mean
 # -----------------------
-#
 # That the copy makes training use equal statistics: in training mode each rank normalizes with the statistics of its own batch, whatever the buffers hold.

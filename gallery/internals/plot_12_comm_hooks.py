@@ -154,7 +154,6 @@ for name, hook in mistakes().items():
 # %%
 # What to notice
 # --------------
-#
 # - The hook is called once per bucket, and what its future holds becomes the gradient: forget to divide, and every gradient is the sum.
 # - The two half-size types lose accuracy in different ways.
 #   ``bfloat16`` loses digits everywhere, and most where the ranks' gradients nearly cancel (the far left); ``float16`` keeps more digits, until it turns :measured:`comm-hooks.float16_zero:.0f` of these gradients into zero.
@@ -162,6 +161,5 @@ for name, hook in mistakes().items():
 #
 # What this does not mean
 # -----------------------
-#
 # That compression makes your training faster: casting costs time too, and it pays off only on a link that is slower than the casts.
 # That is not measured here.

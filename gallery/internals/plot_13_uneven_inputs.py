@@ -149,13 +149,11 @@ for rank, r in enumerate(together):
 # %%
 # What to notice
 # --------------
-#
 # - Under ``join`` each step issues :measured:`uneven-inputs.extra_per_step` more, of one element each: which ranks still have data, and whether backward will synchronize.
 # - A rank that has left makes no optimizer steps.
 #   Only the final broadcast brings its model up to date, and that covers the model alone: its optimizer state, scheduler and step counter fall behind.
 #
 # What this does not mean
 # -----------------------
-#
 # That ``join`` shadows everything: it knows DDP's own collectives only.
 # A SyncBatchNorm, a metric that you reduce yourself or a barrier in the loop still waits.

@@ -152,7 +152,6 @@ ax.set_title("The last number per rank shows who is missing")
 # %%
 # What to notice
 # --------------
-#
 # * The constructor issues :measured:`flight-recorder.constructor`: two ask whether the models are alike, the others copy rank 0's state, one broadcast per dtype.
 # * The first backward sends all gradients as one bucket; from the second on it is one all-reduce per bucket.
 #   The second forward first broadcasts rank 0's new layout: the index of each parameter, then the size of each bucket.
@@ -162,6 +161,5 @@ ax.set_title("The last number per rank shows who is missing")
 #
 # What this does not mean
 # -----------------------
-#
 # A recorded collective was issued, but has not necessarily finished.
 # On gloo the entry's own state never leaves "scheduled" (torch 2.13), so compare numbers between ranks.

@@ -157,7 +157,6 @@ ax.set_title("One graph launches every bucket late and at once")
 # %%
 # What to notice
 # --------------
-#
 # * Split, the first bucket leaves after :measured:`compile-splits.split_first:.0f`; as one graph, after :measured:`compile-splits.one_graph_first:.0f`.
 # * The compiler (``DDPOptimizer`` in ``torch/_dynamo/backends/distributed.py``) reads the cap from the DDP module.
 #   So wrap in DDP first and compile the wrapped model, or compile inside; it finds the module in both cases.
@@ -166,6 +165,5 @@ ax.set_title("One graph launches every bucket late and at once")
 #
 # What this does not mean
 # -----------------------
-#
 # More graphs are not better: the compiler cannot fuse across a border.
 # The times are those of ``aot_eager``, which generates no code, on ranks that share this machine; they show the order of events, not what inductor gains.
