@@ -41,7 +41,7 @@ def line(name):
 # %%
 # The run
 # -------
-# The model, a transformer of three layers (``ddplab.labs.next_word``), reads word numbers and predicts, at each place, the next one.
+# The model, a transformer of three layers (``ddplab.labs.next_word``), reads word numbers and predicts, at each position, the next one.
 # The data follows a rule that can be learned: word :math:`w` is followed by :math:`5w + 7`, modulo the number of words.
 
 

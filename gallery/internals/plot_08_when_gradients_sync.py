@@ -42,36 +42,29 @@ def worker(synchronize):
     local = {}
     for i, p in enumerate(parameters):
         p.register_hook(lambda grad, i=i: local.update({i: grad.flatten().cpu()}))
-
     snapshots, issued = [], []  # snapshots: (gradients, parameters)
     for _ in range(STEPS):
         x = torch.randn(32, 8, generator=own_data).to(device())
-        target = x.sum(dim=1, keepdim=True)
         seen = [len(flight_records())]
-
         with contextlib.nullcontext() if synchronize else model.no_sync():
-            loss = nn.functional.mse_loss(model(x), target)
+            loss = nn.functional.mse_loss(model(x), x.sum(dim=1, keepdim=True))
             snapshots.append((None, flat_weights(model)))
             seen.append(len(flight_records()))
-
             loss.backward()
             in_order = torch.cat([local[i] for i in range(len(parameters))])
             snapshots.append((in_order, flat_weights(model)))
             snapshots.append((flat_gradients(model), flat_weights(model)))
             seen.append(len(flight_records()))
-
         optimizer.step()
         snapshots.append((flat_gradients(model), flat_weights(model)))
         seen.append(len(flight_records()))
-
         optimizer.zero_grad()
         names = [entry.operation for entry in flight_records()]
         issued.append([names[a:b] for a, b in itertools.pairwise(seen)])
     return snapshots, issued
 
 
-synced = launch(worker, RANKS, True)
-control = launch(worker, RANKS, False)
+synced, control = launch(worker, RANKS, True), launch(worker, RANKS, False)
 
 # %%
 # What was issued

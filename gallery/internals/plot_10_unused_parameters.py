@@ -11,7 +11,7 @@ It serves :ref:`internals-unused`.
 # A model with two heads
 # ----------------------
 # ``TwoHeads`` is a linear trunk with linear heads ``a`` and ``b``; a forward uses one head, and the other one's parameters are unused in that step.
-# ``PATTERNS`` says which head a rank uses in a step.
+# ``PATTERNS`` is which head a rank uses in a step.
 # The worker trains four steps and returns what each left behind, or where it stopped; ``local`` is what autograd produced on this rank, before any reduction.
 
 import textwrap
@@ -52,7 +52,7 @@ def worker(pattern, options):
             loss.backward()
         except RuntimeError as error:
             return steps, f"raises in {where} {step + 1}", str(error)
-        issued = [(entry.operation, entry.elements) for entry in flight_records()[before:]]
+        issued = [f"{e.operation} of {e.elements}" for e in flight_records()[before:]]
         held = {name: norm(p.grad) for name, p in names.items()}
         steps.append({"local": dict(local), "held": held, "issued": issued})
         model.zero_grad()
@@ -66,8 +66,7 @@ def worker(pattern, options):
 # ``TORCH_DISTRIBUTED_DEBUG=INFO`` adds the names of the parameters.
 
 debug = {"TORCH_DISTRIBUTED_DEBUG": "INFO"}
-first, second = launch(worker, 2, "always head a", {}, env=debug)
-steps, where, message = first
+(steps, where, message), (others, *_) = launch(worker, 2, "always head a", {}, env=debug)
 print(f"rank 0 {where}:")
 for line in message.strip().splitlines():
     print(textwrap.fill(line.strip(), 88, initial_indent="  ", subsequent_indent="    "))
@@ -78,7 +77,7 @@ assert "b.bias, b.weight" in message
 # The step that did not raise was already wrong.
 # All parameters share one bucket, the bucket waited for head b, and so nothing was reduced: each rank holds its own gradient.
 
-trunk = [result[0][0]["held"]["trunk.weight"] for result in (first, second)]
+trunk = [result[0]["held"]["trunk.weight"] for result in (steps, others)]
 print(f"first backward: {len(steps[0]['issued'])} collectives issued")
 print(f"norm of the trunk's gradient: rank 0 {trunk[0]:.4f}, rank 1 {trunk[1]:.4f}")
 assert not steps[0]["issued"]
@@ -98,9 +97,8 @@ for pattern in PATTERNS:
         results[pattern, option] = launch(worker, 2, pattern, arguments, quiet=True)[0]
     ends = [results[pattern, option][1] for option in OPTIONS]
     print(f"{pattern:20}" + "".join(f"{end:24}" for end in ends).rstrip())
-    assert ends[0].startswith("raises in forward 2")
-    assert ends[1] == "runs"
-    assert ends[2] == ("raises in backward 2" if pattern == "a, then b, in turn" else "runs")
+    last = "raises in backward 2" if pattern == "a, then b, in turn" else "runs"
+    assert ends == ["raises in forward 2", "runs", last]
 
 # %%
 # What they issue: ``find_unused_parameters`` adds one all-reduce to *each* backward, of a map with one number per parameter that shows what any rank used.
@@ -109,9 +107,8 @@ for pattern in PATTERNS:
 for option in ("find_unused_parameters", "static_graph"):
     print(option)
     for step, state in enumerate(results["always head a", option][0]):
-        issued = [f"{operation} of {count}" for operation, count in state["issued"]]
-        print(f"  step {step}: {', '.join(issued)}")
-    in_warm_step = len(issued)
+        print(f"  step {step}: {', '.join(state['issued'])}")
+    in_warm_step = len(state["issued"])
     assert in_warm_step == {"find_unused_parameters": 2, "static_graph": 1}[option]
     record("all-reduces", **{option.removesuffix("_parameters"): in_warm_step})
 

@@ -50,8 +50,7 @@ def compress(dtype, bucket):
 def train(hook, state, steps):
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Sigmoid())]
-    net = nn.Sequential(*layers).to(device())
-    model = DistributedDataParallel(net, bucket_cap_mb=0.03)  # MiB
+    model = DistributedDataParallel(nn.Sequential(*layers).to(device()), bucket_cap_mb=0.03)
     if hook is not None:
         model.register_comm_hook(state, hook)
     torch.manual_seed(dist.get_rank() + 1)
@@ -161,5 +160,4 @@ for name, hook in mistakes().items():
 #
 # What this does not mean
 # -----------------------
-# That compression makes your training faster: casting costs time too, and it pays off only on a link that is slower than the casts.
-# That is not measured here.
+# That compression makes your training faster: casting costs time too, and it pays off only on a link that is slower than the casts (not measured here).

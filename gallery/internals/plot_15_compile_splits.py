@@ -41,8 +41,8 @@ def count(cap_mib):
     graphs = []
 
     def note(graph, inputs):
-        called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-        graphs.append(sum("linear" in name for name in called))
+        calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+        graphs.append(sum("linear" in str(call.target) for call in calls))
         return graph.forward
 
     ddp = DistributedDataParallel(Stack().to(device()), bucket_cap_mb=cap_mib)
@@ -62,17 +62,13 @@ print("bucket_cap_mb   DDP's buckets   graphs   layers per bucket         layers
 for cap, (graphs, buckets) in splits.items():
     each = f"{'+'.join(map(str, buckets)):24}  {'+'.join(map(str, graphs))}"
     print(f"{cap or 'default':>13}   {len(buckets):13}   {len(graphs):6}   {each}")
-
-# %%
-# With the defaults, and at 1 MiB, there is one graph per bucket.
-# At 2 and 4 MiB there is one graph more, because the compiler counts by itself: it always closes its first group at 1 MiB, while an explicit ``bucket_cap_mb`` is the cap of DDP's first bucket too.
-# DDP's greedy rule with that first cap predicts the graphs.
-
-for cap, (graphs, _buckets) in splits.items():
     groups = assign([MIB] * LAYERS, cap_bytes=(cap or 25) * MIB, first_cap_bytes=MIB)
     assert [len(group) for group in groups] == graphs[::-1]
 
 # %%
+# With the defaults, and at 1 MiB, there is one graph per bucket.
+# At 2 and 4 MiB there is one graph more, because the compiler counts by itself: it always closes its first group at 1 MiB, while an explicit ``bucket_cap_mb`` is the cap of DDP's first bucket too.
+# DDP's greedy rule with that first cap predicts the graphs (``assign`` above).
 # Each panel is a cap: above DDP's buckets, below the graphs.
 
 # drawing
@@ -137,9 +133,10 @@ timelines = {}
 print("            first launch   last launch   end of backward")
 for kind in ("eager", "split", "one graph"):
     end_ms, launched_ms = timelines[kind] = launch(launches, 2, kind, quiet=True)[0]
-    first, last, name = launched_ms[0], launched_ms[-1], kind.replace(" ", "_")
+    first, *_, last = launched_ms
     print(f"{kind:9}   {first:9.1f} ms   {last:8.1f} ms   {end_ms:12.1f} ms")
     assert len(launched_ms) == LAYERS
+    name = kind.replace(" ", "_")
     record("ms", **{f"{name}_first": first, f"{name}_end": end_ms})
 
 # %%
@@ -160,8 +157,7 @@ ax.set_title("One graph launches every bucket late and at once")
 # * Split, the first bucket leaves after :measured:`compile-splits.split_first:.0f`; as one graph, after :measured:`compile-splits.one_graph_first:.0f`.
 # * The compiler (``DDPOptimizer`` in ``torch/_dynamo/backends/distributed.py``) reads the cap from the DDP module.
 #   So wrap in DDP first and compile the wrapped model, or compile inside; it finds the module in both cases.
-# * An explicit ``bucket_cap_mb`` above 1 MiB shifts the graphs by one against DDP's buckets (torch 2.13).
-#   A bucket then has to wait for the backward of two graphs.
+# * An explicit ``bucket_cap_mb`` above 1 MiB shifts the graphs by one against DDP's buckets (torch 2.13), so a bucket has to wait for the backward of two graphs.
 #
 # What this does not mean
 # -----------------------
