@@ -47,7 +47,7 @@ def train(fault, ranks=2):
             torch.empty(2**60)
         if broken("killed"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if broken("reads for ever"):
+        if broken("reads forever"):
             time.sleep(600)
         if broken("skips a batch"):
             continue
@@ -122,7 +122,7 @@ def one_process():
 
 
 FAULTS = {"none": "fine", "raises": "crash", "killed": "crash"}
-FAULTS |= {"out of memory": "out of memory", "reads for ever": "hang", "skips a batch": "hang"}
+FAULTS |= {"out of memory": "out of memory", "reads forever": "hang", "skips a batch": "hang"}
 FAULTS |= {"logs alone": "crash"}
 FAULTS |= {"around the wrapper": "wrong", "averages twice": "wrong", "slow rank": "slow"}
 reference = one_process()

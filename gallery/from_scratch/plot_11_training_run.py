@@ -8,35 +8,24 @@ It serves :ref:`from-scratch-training-run`.
 """
 
 # %%
-# ``record_function`` puts a name into the profile for as long as its block runs.
-# On a GPU a line only queues work, so this lab waits for the device at the end of each; your own run should not.
+# ``line`` is torch's ``record_function``: it puts a name into the profile for as long as its block runs.
+# On a GPU a line only queues work, so it also waits for the device at the end of its block; your own run should not.
 
 import statistics
-import time
-from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from ddplab import device, launch, record
 from ddplab.labs.next_word import Transformer, loader
-from ddplab.runtime.clock import now
+from ddplab.labs.profiled import line, profiled
 
 RANKS, BATCH, TOKENS, WORDS, WIDTH = 2, 16, 32, 64, 128
 WAIT, WARMUP, ACTIVE = 2, 1, 5  # steps that the profiler ignores, warms up on, and keeps
 STEPS = WAIT + WARMUP + ACTIVE
 LINES = ["data", "to device", "zero_grad", "forward", "backward", "clip", "step", "log"]
 SENDS = {"c10d::broadcast_": "broadcast", "c10d::allreduce_": "all_reduce"}  # call: collective
-
-
-@contextmanager
-def line(name):
-    with record_function(name):
-        yield
-        now()
-
 
 # %%
 # The run
@@ -76,31 +65,11 @@ def train(after_step):
 
 # %%
 # The profiler leaves out the first two steps, because DDP rebuilds its buckets in the second.
-# It counts from a different zero on each rank; a stamp of the machine's clock puts both ranks on one axis.
 
 
 def worker():
-    spans, clock = {}, []
-
-    def after_step():
-        with record_function("clock"):
-            clock.append(time.perf_counter())
-        profiler.step()
-
-    def keep(recorded):
-        for event in recorded.events():
-            name = event.name.removeprefix("gloo:").removeprefix("nccl:")
-            spans.setdefault(name, []).append((event.time_range.start, event.time_range.end))
-
-    steps = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE)
-    host = [ProfilerActivity.CPU]  # a GPU would list each line once more
-    with profile(activities=host, schedule=steps, on_trace_ready=keep) as profiler:
-        losses = train(after_step)
-    zero = clock[-1] * 1e6 - max(spans["clock"])[0]
-
-    kept = {name: sorted(spans[name]) for name in (*LINES, *SENDS, *SENDS.values())}
-    in_ms = {k: [((zero + a) / 1e3, (zero + b) / 1e3) for a, b in v] for k, v in kept.items()}
-    return losses, in_ms
+    names = *LINES, *SENDS, *SENDS.values()
+    return profiled(train, names, wait=WAIT, warmup=WARMUP, active=ACTIVE)
 
 
 ranks = launch(worker, RANKS, quiet=True)
