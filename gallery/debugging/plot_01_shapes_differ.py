@@ -38,7 +38,7 @@ assert "op.preamble.length <= op.nbytes" in endings[1].printed
 # %%
 # gloo sends bytes and does not check whether the tensors agree.
 # A message that is larger than the buffer waiting for it kills the process that receives it: rank 1, which has the *smaller* tensor.
-# There is no Python traceback, because the exception is thrown in gloo's own thread.
+# No Python traceback appears, because the exception is thrown in gloo's own thread.
 # Rank 0 sees the connection break; it can only report that its peer "hangs or has a bug".
 #
 # A message that is *smaller* than the buffer is accepted.

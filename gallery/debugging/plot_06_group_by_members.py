@@ -29,19 +29,19 @@ def train():
 
 
 def wrong():
-    rank, said = dist.get_rank(), []
+    rank, seen = dist.get_rank(), []
     try:
         if rank in MEMBERS:
             pair = dist.new_group(MEMBERS, backend="gloo", timeout=SHORT)
             total = torch.ones(1)
             dist.all_reduce(total, group=pair)
-            said.append(f"group {pair.group_name}: sum {total.item():.0f}")
+            seen.append(f"group {pair.group_name}: sum {total.item():.0f}")
         train()
         everyone = dist.new_group(backend="gloo", timeout=SHORT)
-        said.append(f"group {everyone.group_name} of all")
+        seen.append(f"group {everyone.group_name} of all")
     except RuntimeError as error:  # kept, because rank 0's end would end the store, too
-        said.append(f"{type(error).__name__}: {error}")
-    return "; ".join(said)
+        seen.append(f"{type(error).__name__}: {error}")
+    return "; ".join(seen)
 
 
 endings = postmortem(wrong, 3, env=ON_CPU)
@@ -49,9 +49,9 @@ print(report(endings))
 first, *others = [e.value for e in endings]
 assert first.startswith("DistStoreError: wait timeout after 1000ms, keys: ")
 assert "//1//" in first
-for said in others:
-    assert said.startswith("group 1: sum 2; DistStoreError: wait timeout after 1000ms")
-    assert "//2//" in said
+for seen in others:
+    assert seen.startswith("group 1: sum 2; DistStoreError: wait timeout after 1000ms")
+    assert "//2//" in seen
 
 # %%
 # Groups are numbered, and the number is the prefix of their keys in the store, where ranks leave their addresses.

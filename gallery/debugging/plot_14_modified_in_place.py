@@ -4,7 +4,7 @@ A buffer that changes under a backward
 
 Two forwards, one backward, and a buffer that the forward uses: a GAN's discriminator on real and on generated samples, with a running scale.
 Under DDP, and only there, this used to stop with ``one of the variables needed for gradient computation has been modified by an inplace operation``.
-torch 2.13 says nothing, and the gradient is wrong.
+torch 2.13 reports nothing, and the gradient is wrong.
 It serves :ref:`faults`.
 """
 
@@ -85,9 +85,9 @@ for fix, arguments in {
     "backward, then the second forward": ("after backward",),
     "forward_sync_buffers=False": ("before backward", True, False, False),
 }.items():
-    mended = launch(worker, 2, *arguments, quiet=True)
-    print(f"{fix:45}", *(f"{norm:8.4f}" for norm in mended))
-    assert mended == right
+    fixed = launch(worker, 2, *arguments, quiet=True)
+    print(f"{fix:45}", *(f"{norm:8.4f}" for norm in fixed))
+    assert fixed == right
 
 # %%
 # How to recognize it

@@ -62,9 +62,9 @@ for switch, who in (("off", "all ranks"), ("off", "rank 1"), ("on", "rank 1")):
     ends[switch, who] = postmortem(worker, 2, switch, who, {"static_graph": True})
     for e in ends[switch, who]:
         assert e.how == "raised"
-        said = e.error.replace("\n", " ").split("] ")[-1].split("e.g., ")[-1]
+        text = e.error.replace("\n", " ").split("] ")[-1].split("e.g., ")[-1]
         print(f"  rank {e.rank} │ {e.printed.splitlines()[-1]}")
-        print(f"         │ {e.how}: {said.split(' this is')[0].split(' [')[0]}")
+        print(f"         │ {e.how}: {text.split(' this is')[0].split(' [')[0]}")
 
 steps = [e.printed.splitlines()[-1] for e in ends["off", "all ranks"]]
 assert all("step 4 done" in step for step in steps)  # but it was not averaged:

@@ -87,9 +87,9 @@ for rank, (_, _, found) in enumerate(broken):
 # Fix the data or the model where it happens; that is the cause.
 # To survive the next one, check the loss before ``backward`` and let *all* ranks skip the step; a rank that skips alone is out of step (:ref:`fault-memory-on-one-rank`).
 
-mended = launch(worker, 3, all_finite, quiet=True)
-show(mended)
-assert gap([weights for _, weights, _ in mended]) == 0
+fixed = launch(worker, 3, all_finite, quiet=True)
+show(fixed)
+assert gap([weights for _, weights, _ in fixed]) == 0
 
 # %%
 # How to recognize it

@@ -82,10 +82,10 @@ assert rest.index(min(rest)) == 1
 # -------
 # Give rank 1 the same work, here a disk like the others'.
 
-mended = launch(worker, 3, [], quiet=True)
-show(mended)
-assert max(step for step, _, _ in mended) < min(steps)
-record("ms", broken=max(steps), mended=max(step for step, _, _ in mended))
+fixed = launch(worker, 3, [], quiet=True)
+show(fixed)
+assert max(step for step, _, _ in fixed) < min(steps)
+record("ms", broken=max(steps), fixed=max(step for step, _, _ in fixed))
 
 # %%
 # How to recognize it

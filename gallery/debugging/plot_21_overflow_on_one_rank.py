@@ -87,12 +87,12 @@ assert [bool(rows[1][2].isfinite().all()) for rows in broken] == [False, True]
 # Average first, then look; DDP's own backward averages before it returns.
 
 for name, then in {"average by hand, then look": (average, look), "DDP": (look,)}.items():
-    mended = launch(worker, 2, *then, quiet=True)
+    fixed = launch(worker, 2, *then, quiet=True)
     print(name)
-    show(mended)
-    for rows in mended:
+    show(fixed)
+    for rows in fixed:
         assert [row[:2] for row in rows] == [("taken", 1024), ("skipped", 512), ("taken", 512)]
-    assert gap([rows[-1][2] for rows in mended]) == 0
+    assert gap([rows[-1][2] for rows in fixed]) == 0
 
 # %%
 # A step that all ranks skip is not a fault: a batch is lost, the scale is halved, and ranks stay equal.

@@ -49,12 +49,12 @@ def enter(changes):
     return f"{dist.get_rank()} of {dist.get_world_size()}"
 
 
-waits, *speak = postmortem(enter, 7, CHANGES, init=False, leave=True)
-for rank, (change, says) in enumerate(zip(CHANGES[1:], speak, strict=True), 1):
+waits, *others = postmortem(enter, 7, CHANGES, init=False, leave=True)
+for rank, (change, ending) in enumerate(zip(CHANGES[1:], others, strict=True), 1):
     ((name, text),) = change.items()
-    said = re.search(r"(?:environment variable|invalid literal).*", says.error)[0]
-    print(f"rank {rank} has {f'{name}={text}':19} and says: {said}")
-    assert f"{name} expected, but not set" in said if not text else text in said
+    message = re.search(r"(?:environment variable|invalid literal).*", ending.error)[0]
+    print(f"rank {rank} has {f'{name}={text}':19} and reports: {message}")
+    assert f"{name} expected, but not set" in message if not text else text in message
 print(report([waits]))
 assert "waiting for clients. 1/7 clients joined" in waits.error
 

@@ -68,8 +68,8 @@ def roll_call(absent):
         missing = []
     except dist.DistStoreError:
         missing = [other for other in range(ranks) if not store.check([f"here/{other}"])]
-    store.add("told", 1)
-    while rank == 0 and store.add("told", 0) < ranks - len(missing):
+    store.add("reported", 1)
+    while rank == 0 and store.add("reported", 0) < ranks - len(missing):
         pass  # the rank that hosts the store leaves last
     return f"missing: {missing}"
 

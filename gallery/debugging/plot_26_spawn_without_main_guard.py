@@ -60,7 +60,7 @@ def start(path, text):
 
 TELLING = ("rank ", "reading", "RuntimeError", "An attempt", "AttributeError", "torch.multi")
 programs = {"no_guard": NO_GUARD, "local": LOCAL, "right": RIGHT}
-said = {}
+printed = {}
 with tempfile.TemporaryDirectory() as folder:
     running = {
         name: start(Path(folder, f"{name}.py"), text) for name, text in programs.items()
@@ -68,20 +68,22 @@ with tempfile.TemporaryDirectory() as folder:
     try:
         for name, process in running.items():
             lines = [line.strip() for line in process.communicate(timeout=120)[0].splitlines()]
-            said[name] = sorted(line for line in lines if line.startswith(TELLING))
+            printed[name] = sorted(line for line in lines if line.startswith(TELLING))
             print(f"{name}.py ends with exit code {process.returncode}")
-            print("".join(f"    {line}\n" for line in said[name]), end="")
+            print("".join(f"    {line}\n" for line in printed[name]), end="")
             assert process.returncode == (name != "right")
     finally:
         for process in running.values():
             process.kill()
 
-count = sum("An attempt has been made to start a new process" in x for x in said["no_guard"])
+count = sum(
+    "An attempt has been made to start a new process" in x for x in printed["no_guard"]
+)
 assert count >= 1
-assert said["no_guard"].count("reading the data set") == 1 + count
-assert not any("trains" in line for line in said["no_guard"] + said["local"])
-assert "can't pickle local object" in said["local"][0].lower()
-assert said["right"] == ["rank 0 trains", "rank 1 trains", "reading the data set"]
+assert printed["no_guard"].count("reading the data set") == 1 + count
+assert not any("trains" in line for line in printed["no_guard"] + printed["local"])
+assert "can't pickle local object" in printed["local"][0].lower()
+assert printed["right"] == ["rank 0 trains", "rank 1 trains", "reading the data set"]
 
 # %%
 # Without the guard no rank ever trains: each child runs the whole file, reads the data set again, and fails at ``mp.spawn``.

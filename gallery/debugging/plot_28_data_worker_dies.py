@@ -53,17 +53,17 @@ def train(end, workers=1):
         raise
 
 
-def told(end):
+def outcome(end):
     endings = postmortem(train, 2, end, leave=True)
     assert [e.how for e in endings] == ["raised", "raised"]
     assert re.search(r"Connection (closed|reset) by peer", endings[0].error)
     return endings, re.findall(r"(?m)^(?:Runtime|Value)Error: (.*)", endings[1].printed)
 
 
-killed, said = told("SIGKILL")
+killed, lines = outcome("SIGKILL")
 print(report(killed))
-print("\n".join(f"rank 1, line by line: {line}" for line in said))
-assert re.search("is killed by signal: Killed|exited unexpectedly", said[0])
+print("\n".join(f"rank 1, line by line: {line}" for line in lines))
+assert re.search("is killed by signal: Killed|exited unexpectedly", lines[0])
 
 # %%
 # Rank 0 is in the all-reduce and sees only that its peer is gone; other ends differ only in rank 1's message.
@@ -74,9 +74,9 @@ WORDS = {
     "raise": "Caught ValueError in DataLoader worker process 0",
 }
 for end, words in WORDS.items():
-    _, said = told(end)
-    print(f"{end:8}{said[0][:86]}")
-    assert words in said[0] or "exited unexpectedly" in said[0], said
+    _, lines = outcome(end)
+    print(f"{end:8}{lines[0][:86]}")
+    assert words in lines[0] or "exited unexpectedly" in lines[0], lines
 
 # %%
 # A signal leaves no traceback in the worker; with ``num_workers=0``, the rank reads and has one:

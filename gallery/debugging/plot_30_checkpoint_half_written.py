@@ -41,9 +41,9 @@ def read_during(folder):
 
 with tempfile.TemporaryDirectory() as folder:
     nothing, seen = launch(read_during, 2, folder)
-for share, said in seen.items():
-    print(f"{'no file' if share is None else f'{share:.0%}':9}rank 1: {said[:76]}")
-    print(f"{'':17}{said[76:152]}\n" * (share == 0.5), end="")
+for share, message in seen.items():
+    print(f"{'no file' if share is None else f'{share:.0%}':9}rank 1: {message[:76]}")
+    print(f"{'':17}{message[76:152]}\n" * (share == 0.5), end="")
 no_file, empty, some, half, whole = seen.values()
 assert [no_file[:17], empty[:8], whole] == ["FileNotFoundError", "EOFError", "step 7"]
 assert "PytorchStreamReader failed reading zip archive: failed finding central" in half

@@ -32,7 +32,7 @@ def show(endings):
     for ending in endings:
         words = ending.error.split("\n")[0].replace("RuntimeError: ", "").split("] ", 1)
         print(
-            f"rank {ending.rank}: {words[-1] if ending.error else 'never comes, says nothing'}"[
+            f"rank {ending.rank}: {words[-1] if ending.error else 'never comes, prints nothing'}"[
                 :95
             ]
         )

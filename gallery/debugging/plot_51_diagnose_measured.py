@@ -66,7 +66,7 @@ print(f"{'':32}  seen      unseen")
 bars = [(name, *row(name, False, areas)) for name, areas in KINDS.items()]
 bars.append(("all", *row("all, labels as written")))
 row("all, labels corrected", True)
-print("seen before the tool was improved:", facts["seen_right_before_mending"])
+print("seen before the tool was improved:", facts["seen_right_before_fixes"])
 if stale:
     print("stale: the tool has changed since these answers were given")
 assert sum(b for _, (_, b), _ in bars[:-1]) == bars[-1][1][1]
@@ -93,7 +93,7 @@ for half in ("seen", "unseen"):
     record(**{half: of, f"{half}_right": ok, f"{half}_corrected": corrected})
     record("%", **{f"precision_{half}": round(100 * ok / of)})
     record("%", **{f"{half}_low": round(100 * low), f"{half}_high": round(100 * high)})
-record(seen_before=facts["seen_right_before_mending"])
+record(seen_before=facts["seen_right_before_fixes"])
 
 # %%
 # A bar is the share of right first answers, a line its interval.

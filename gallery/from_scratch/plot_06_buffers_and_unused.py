@@ -103,7 +103,7 @@ for name, stage in (("buffers", buffers), ("unused", unused)):
 
 # %%
 # With the flag, the class finds out at the end of backward which gradients did not come, puts zeros in their places, and launches every bucket.
-# One more all-reduce, of one number per parameter, says which parameters *any* rank used.
+# One more all-reduce, of one number per parameter, shows which parameters *any* rank used.
 
 
 def like_torch():

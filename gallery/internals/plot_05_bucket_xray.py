@@ -2,7 +2,7 @@
 Buckets under the X-ray
 =======================
 
-Which gradients travel together, and can you tell before you run?
+Which gradients travel together, and can you predict that before you run?
 This lab predicts DDP's buckets from the sizes of the parameters, and then reads them back.
 It serves :ref:`internals-buckets` and :ref:`internals-rebuild`.
 """

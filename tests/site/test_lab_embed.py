@@ -1,4 +1,4 @@
-"""Pieces of labs in chapters and decks: what is shown, what it says it ran on, and what a wrong request is told."""
+"""Pieces of labs in chapters and decks: what is shown, what it says it ran on, and what a wrong request reports."""
 
 import json
 import os
