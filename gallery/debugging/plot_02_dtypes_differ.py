@@ -43,7 +43,7 @@ assert half[0].value != half[1].value
 # gloo sent bytes, and each rank interpreted the other's two bytes in its own dtype.
 #
 # DDP does this to a whole model
-# ----------------------------
+# ------------------------------
 # The constructor compares the shapes of the parameters, not their dtypes, and then sends rank 0's bytes.
 
 

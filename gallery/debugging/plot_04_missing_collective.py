@@ -61,7 +61,7 @@ assert re.search("Connection (closed|reset) by peer", left[0].error)
 # The text mentions a crash, but no rank crashed.
 #
 # The others continue training
-# -------------------
+# ----------------------------
 # Their next all-reduce meets that of rank 0, and from here on every call is off by one.
 
 off = postmortem(wrong, 3, True)

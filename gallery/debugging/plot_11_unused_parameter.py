@@ -60,7 +60,7 @@ def worker(always, options):
 
 # %%
 # What every rank reports
-# --------------------
+# -----------------------
 
 endings = peer, guilty = postmortem(worker, 2, False, {}, timeout_s=20, env=INFO_LEVEL)
 print(report(endings, said=1))

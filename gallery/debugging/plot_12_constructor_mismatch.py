@@ -51,7 +51,7 @@ def worker(count_classes, shards):
 
 # %%
 # What every rank reports
-# --------------------
+# -----------------------
 
 for case, shards in SHARDS.items():
     endings = postmortem(worker, 3, wrong, shards, timeout_s=20)

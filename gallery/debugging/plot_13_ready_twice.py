@@ -48,7 +48,7 @@ def worker(embedded, reentrant, options):
 
 # %%
 # What every rank reports
-# --------------------
+# -----------------------
 # The long message is the same on both ranks; these are its beginning and its end.
 
 endings = postmortem(worker, 2, True, True, {}, env={"TORCH_DISTRIBUTED_DEBUG": "INFO"})

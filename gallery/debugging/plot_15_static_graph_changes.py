@@ -54,7 +54,7 @@ def worker(switch, who, options):
 
 # %%
 # What every rank reports
-# --------------------
+# -----------------------
 
 ends = {}
 for switch, who in (("off", "all ranks"), ("off", "rank 1"), ("on", "rank 1")):

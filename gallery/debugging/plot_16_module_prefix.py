@@ -54,7 +54,7 @@ def worker(unwrap, options):
 
 # %%
 # What every rank reports
-# --------------------
+# -----------------------
 
 endings = reader, peer = postmortem(worker, 2, False, {})
 print(report(endings))

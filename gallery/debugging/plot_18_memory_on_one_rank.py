@@ -57,7 +57,7 @@ def worker(on_error):
 
 # %%
 # What every rank reports
-# --------------------
+# -----------------------
 
 endings = postmortem(worker, 3, "fail")
 print(report(endings, said=1))

@@ -69,7 +69,7 @@ def show_crash(hook, level):
 
 # %%
 # What every rank reports
-# --------------------
+# -----------------------
 
 functions = show_crash(nothing, "OFF")
 assert functions[-1] == ("_tensor.py", "backward")

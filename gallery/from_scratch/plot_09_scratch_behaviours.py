@@ -64,7 +64,7 @@ record(tests=len({test for row in BEHAVIOURS.values() for test in row.tests}))
 
 # %%
 # What it reports when it refuses
-# ----------------------------
+# -------------------------------
 # Torch's class can do these cases, and this one cannot.
 # None of them hangs, and none continues with a wrong gradient.
 

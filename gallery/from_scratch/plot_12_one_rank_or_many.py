@@ -48,7 +48,7 @@ def worker(per_rank, dtype):
 
 # %%
 # Three ways to share a batch, and a different experiment
-# ---------------------------------------------------
+# -------------------------------------------------------
 # The first three runs share a global batch of 32; the last gives each of its four ranks 32.
 # After every step, each run's weights are compared with those of the run on one rank.
 
