@@ -1,6 +1,6 @@
 """
 Timeouts: who waits how long, and which setting decides
-======================================================
+=======================================================
 
 A hang ends when a timeout ends it.
 Which timeout that is depends on the group, on the call, and on the layer that waits; one of them is 30 minutes where you expected two seconds.
