@@ -102,18 +102,14 @@ assert fewer[1]["gradients"] == [1.0] * 4
 from ddplab.labs.plotting import FAINT, RANK_COLORS, label, name_rows, subplots
 
 fig, axes = subplots(3, 1, height_in=3.9, sharex=True)
-titles = (
-    "Without join: rank 1 waits, then fails",
-    "join(): divided by 2",
-    "join(divide_by_initial_world_size=False): divided by the ranks that are left",
-)
+titles = ["Without join: rank 1 waits, then fails", "join(): divided by 2"]
+titles += ["join(divide_by_initial_world_size=False): divided by the ranks that are left"]
 for ax, results, title in zip(axes, (alone, joined, fewer), titles, strict=True):
     for rank, r in enumerate(results):
         for i, gradient in enumerate(r["gradients"]):
             ax.barh(rank, 0.9, 0.7, i + 0.05, color=RANK_COLORS[rank])
-            label(
-                ax, i + 0.5, rank, f"{gradient:.1f}", color=FAINT, weight="bold", fontsize=9.5
-            )
+            look = {"color": FAINT, "weight": "bold", "fontsize": 9.5}
+            label(ax, i + 0.5, rank, f"{gradient:.1f}", **look)
         for i in range(len(r["gradients"]), max(BATCHES) if results is not alone else 0):
             shadow = {"color": "none", "edgecolor": RANK_COLORS[rank], "ls": "--"}
             ax.barh(rank, 0.9, 0.7, i + 0.05, **shadow)
