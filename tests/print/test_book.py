@@ -109,14 +109,15 @@ def companion(pdf) -> Printed:
 
 
 def code_lines(script: Path) -> list[str]:
-    """The lines of a gallery script that its page shows as code."""
+    """The lines of a gallery script that its page shows as code: not those of blocks that only draw."""
     text = script.read_text(encoding="utf-8")
     docstring = ast.parse(text).body[0]
     lines = text.splitlines()[docstring.end_lineno :]
-    shown, prose = [], False
+    shown, prose, draws = [], False, False
     for line in lines:
         prose = line.startswith("# %%") or (prose and line.startswith("#"))
-        if not prose and line.strip():
+        draws = not prose and (draws or line == "# drawing")
+        if not prose and not draws and line.strip():
             shown.append(line)
     return shown
 
@@ -153,6 +154,9 @@ def test_the_companion_has_every_line_of_every_lab_and_right_page_numbers(compan
     for script in sorted(ROOT.glob("gallery/*/plot_*.py")):
         missing = [line for line in code_lines(script) if flat(line) not in companion.text]
         assert not missing, f"{script.name}: {missing[:3]}"
+        drawings = script.read_text(encoding="utf-8").count("\n# drawing\n")
+        named = flat(f"Drawing code: {script.relative_to(ROOT)}")
+        assert companion.text.count(named) == drawings, script.name
 
 
 @pytest.mark.full

@@ -131,6 +131,15 @@ def flight_dump() -> dict[str, Any]:
     return dict(dump)
 
 
+def flight_trace() -> bytes:
+    """Return this rank's flight recorder on gloo as torch pickles it, to show what it lacks beside :func:`flight_dump`.
+
+    Private because: as for :func:`flight_records`.
+    Seen: ``torch._C._distributed_c10d._dump_fr_trace`` in torch 2.13.
+    """
+    return bytes(_recorders()[0]())
+
+
 def flight_progress() -> tuple[int, ...]:
     """Return how many operations this rank has issued in each of its groups; microseconds, and no stack is read.
 

@@ -15,6 +15,7 @@ from ..evidence import labs
 from ..evidence.lab_pieces import stamp_text
 from ..evidence.labs import Lab, all_labs, lab_evidence
 from ..problems import Stop
+from .drawing_code import fold
 
 _GENERATED = "GENERATED FROM PYTHON SOURCE LINES"  # a comment of sphinx-gallery above each block
 
@@ -39,7 +40,9 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
         if number == failed:
             said = evidence["failed"]
             outputs.append(nodes.literal_block(said, said, language="pytb", classes=["lab-failed"]))
-        block.parent[block.parent.index(block) + 1 : block.parent.index(block) + 1] = outputs
+        shown = fold(block, str(lab.script.relative_to(labs.ROOT)))
+        below = shown.parent.index(shown) + 1
+        shown.parent[below:below] = outputs
     if reason := not_shown(evidence):
         stamp.parent.insert(stamp.parent.index(stamp) + 1, nodes.note("", nodes.paragraph("", reason)))
 
@@ -90,5 +93,6 @@ def figure_uri(evidence: dict[str, Any], name: str) -> str:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work on the page before Sphinx collects its images and titles."""
+    app.setup_extension("_ext.embed.drawing_code")
     app.connect("doctree-read", complete, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
