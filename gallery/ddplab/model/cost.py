@@ -72,7 +72,7 @@ def allreduce_seconds(
         in MPICH, the p−q ranks beyond the largest power of two q first send all to a neighbour and get the result
         at the end: 2 log₂q·α + 2(q−1)/q · n/B + 2(α + n/B). So 3 ranks cost more than 4.
     ``link``
-        α + n/B: one transfer over one link, as :mod:`ddplab.runtime.slowlink` emulates it; ``ranks`` matters only if 1.
+        α + n/B: one transfer over one link, as ``ddplab.runtime.slowlink`` emulates it; ``ranks`` matters only if 1.
 
     Args:
         nbytes: bytes of the tensor on each rank.
@@ -98,7 +98,7 @@ class Link:
         ranks: world size.
         algorithm: one of :data:`ALGORITHMS`.
         segment_bytes: largest segment of ``pipelined-ring`` and ``gloo``.
-        residual: of a link from :func:`fit_link`, the median of |predicted / measured − 1|; else None.
+        residual: of a link from :func:`fit_link`, the median of ``|predicted / measured − 1|``; else None.
     """
 
     latency_s: float
