@@ -182,7 +182,7 @@ class Cluster:
 
     Attributes:
         nodes: number of nodes, N.
-        ranks_per_node: g.
+        ranks_per_node: ranks of one node, g.
         inside_latency_s: seconds of one hop inside a node, αᵢ.
         inside_bytes_per_s: rate of one rank inside its node, per direction, Bᵢ.
         between_latency_s: seconds of one hop between nodes, αₒ.
@@ -453,6 +453,11 @@ def bucketed(gradients: Sequence[Gradient], cap_bytes: int, first_cap_bytes: int
 
 def equal_layers(layers: int, layer_bytes: int, backward_s: float) -> list[Gradient]:
     """Return the gradients of a model of equal layers: layer i of L is ready at (i + 1)/L of the backward.
+
+    Args:
+        layers: how many, L.
+        layer_bytes: bytes of the gradients of one layer.
+        backward_s: seconds of one backward.
 
     Raises:
         ValueError: ``layers`` < 1, or a size or time is negative or not finite.

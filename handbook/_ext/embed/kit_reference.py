@@ -10,20 +10,22 @@ docstrings are.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import griffe
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.ext.napoleon import Config
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import ExtensionMetadata
 
 from ..evidence import labs
 from ..problems import complain
 
-_STYLE = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
+_STYLE: Any = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)  # it stands for Sphinx's configuration
 
 
 @functools.cache
@@ -67,8 +69,10 @@ class Kit(SphinxDirective):
             kind, shown, options = ("exception" if raised else "class"), found.signature(), []
         text = found.docstring.value if found.docstring else ""
         place = [] if indent else [f".. py:currentmodule:: {path.rpartition('.')[0]}", ""]
-        body = [f"   {line}" for line in str(GoogleDocstring(text, _STYLE, what=kind)).splitlines()]
-        return [f"{indent}{line}" for line in [*place, f".. py:{kind}:: {shown or found.name}", *options, "", *body, ""]]
+        body = [f"   {line}" for line in str(GoogleDocstring(text, _STYLE)).splitlines()]
+        return [
+            f"{indent}{line}" for line in [*place, f".. py:{kind}:: {shown or found.name}", *options, "", *body, ""]
+        ]
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:
