@@ -165,6 +165,6 @@ def test_recipe_overwrites_nothing_unless_it_is_told_to(tmp_path, capsys):
 
 
 def test_recipe_refuses_in_one_line(tmp_path, capsys):
-    assert "there is no recipe 'trian'; there are" in refused(capsys, "recipe", "trian")
+    assert "there is no recipe 'trains'; there are" in refused(capsys, "recipe", "trains")
     (tmp_path / "file").touch()
     assert str(tmp_path / "file") in refused(capsys, "recipe", "train", "--to", tmp_path / "file")
