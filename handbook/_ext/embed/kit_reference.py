@@ -10,6 +10,7 @@ docstrings are.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -29,8 +30,8 @@ _STYLE: Any = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)  # it sta
 
 
 @functools.cache
-def _kit() -> griffe.Module:
-    loaded = griffe.load("ddplab", search_paths=[labs.ROOT / "gallery"], allow_inspection=False)
+def _kit(gallery: Path) -> griffe.Module:
+    loaded = griffe.load("ddplab", search_paths=[gallery], allow_inspection=False)
     assert isinstance(loaded, griffe.Module)
     return loaded
 
@@ -58,7 +59,7 @@ class Kit(SphinxDirective):
         return made
 
     def _described(self, path: str, indent: str) -> list[str]:
-        found: griffe.Object | griffe.Alias = _kit()[path.removeprefix("ddplab.")]
+        found: griffe.Object | griffe.Alias = _kit(labs.ROOT / "gallery")[path.removeprefix("ddplab.")]
         found = found.final_target if isinstance(found, griffe.Alias) else found
         self.env.note_dependency(str(found.filepath))
         kind, shown, options = "data", "", [f"   :value: {getattr(found, 'value', '')}"]
