@@ -26,6 +26,7 @@ extensions = [
     "_ext.embed.lab_page",
     "_ext.embed.lab_embed",
     "_ext.embed.code_diff",
+    "_ext.embed.kit_reference",
     "_ext.embed.edition_page",
     "_ext.embed.edition_switch",
     "_ext.embed.editions_compared",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import sys
@@ -23,8 +22,7 @@ from ..errors import BadInput
 from ..ranks import ranks_text
 from .terminal import Terminal
 
-_SUMMARY = "find what failed first in the logs of a job, and what to do"
-_EXAMPLE = """\
+EXAMPLE = """\
 examples:
   ddplab diagnose train.log             one log of all ranks, plain or .gz
   torchrun … 2>&1 | ddplab diagnose     what a command prints
@@ -37,16 +35,8 @@ exit code: 0 something was diagnosed, 1 nothing known is in the log, 2 the input
 _ADVICE_LINES = 12  # of a fix, in the text for people; all of it is on the page and in --json
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "diagnose",
-        help=_SUMMARY,
-        description=f"{_SUMMARY[0].upper()}{_SUMMARY[1:]}.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
     parser.add_argument(
         "logs", metavar="LOG", nargs="*", help="log files or folders of them; without one, or as -, standard input"
     )

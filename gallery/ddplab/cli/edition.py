@@ -16,8 +16,7 @@ from ..recording import archive, diff
 from ..recording.edition import DamagedError, Edition, read_json
 from . import print_json
 
-_SUMMARY = "list recorded editions, compare two, carry one from machine to machine"
-_EXAMPLE = """\
+EXAMPLE = """\
 examples:
   ddplab edition list
   ddplab edition diff cpu-gloo h200       what holds, what differs, and by how much
@@ -29,16 +28,8 @@ exit code: 0 all is well, 1 the editions differ, 2 the input cannot be used
 _EDITIONS = Path(__file__).parents[2] / "editions"
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "edition",
-        help=_SUMMARY,
-        description=f"{_SUMMARY[0].upper()}{_SUMMARY[1:]}.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     def action(name: str, run: Any, summary: str, /, **arguments: str) -> argparse.ArgumentParser:

@@ -7,15 +7,16 @@ import math
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ..grading.checks import Outcome
 from ..grading.exercises import Exercise, exercise_names, find_exercise, read_source
-from . import print_json
+from . import need_ranks, print_json
 from .terminal import Terminal
 
-_SUMMARY = "run your solution of an exercise on real ranks"
-_EXAMPLE = """\
+if TYPE_CHECKING:
+    from ..grading.checks import Outcome
+
+EXAMPLE = """\
 examples:
   ddplab grade                                  list the exercises
   ddplab grade sync-gradients                   show the task, and where its starter is
@@ -25,16 +26,8 @@ exit code: 0 all checks passed, 1 a check failed, 2 the input cannot be used
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "grade",
-        help=_SUMMARY,
-        description=f"{_SUMMARY[0].upper()}{_SUMMARY[1:]}.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
     parser.add_argument("exercise", metavar="EXERCISE", nargs="?", help="name of the exercise; without it, list them")
     parser.add_argument(
         "file", metavar="FILE", nargs="?", type=Path, help="your Python file; without it, show the task"
@@ -67,7 +60,8 @@ def _grade(arguments: argparse.Namespace) -> int:
     if arguments.file is None:
         return _show(exercise, arguments.json)
     source = read_source(arguments.file, exercise)
-    from ..grading.run import grade  # needs processes and signals; the other commands start without it
+    need_ranks("grade")
+    from ..grading.run import grade  # what it imports is not everywhere
 
     terminal = Terminal()
     if not arguments.json:

@@ -14,8 +14,7 @@ from ..model.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ..model.cost import ALGORITHMS, Gradient, Link, Step, bucketed, equal_layers, simulate_step
 from . import number, print_json
 
-_SUMMARY = "predict the time of a DDP step, and draw its timeline"
-_EXAMPLE = """\
+EXAMPLE = """\
 examples:
   ddplab simulate                                          24 equal layers, 8 ranks, DDP's own buckets
   ddplab simulate --bucket-cap-mb 1 5 25 100               one row per cap, and the timeline of the best
@@ -45,16 +44,8 @@ class _Plan:
         return cap if self.first_cap_bytes == self.cap_bytes else f"{cap}, first {self.first_cap_bytes / MIB:.6g}"
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "simulate",
-        help=_SUMMARY,
-        description=f"{_SUMMARY[0].upper()}{_SUMMARY[1:]}.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
     from_zero, positive, whole = number("a number", 0, 1e12), number("a number", 1e-9, 1e12), _whole
     model = parser.add_argument_group("the model: a file, or equal layers")
     model.add_argument(

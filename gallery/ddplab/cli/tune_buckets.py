@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput
-from ..runtime.launcher import LaunchError, launch
-from . import number, print_json
+from . import need, need_ranks, number, print_json
 
-_SUMMARY = "measure your model on real ranks, recommend a bucket_cap_mb"
-_EXAMPLE = """\
+EXAMPLE = """\
 FUNCTION takes nothing. It returns the model, not wrapped in DistributedDataParallel, and one batch:
 
   # train.py
@@ -50,16 +48,8 @@ _PLOTS = (".svg", ".png", ".pdf")
 _START_S = 300.0  # for starting the ranks and building the model, beside --seconds
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "tune-buckets",
-        help=_SUMMARY,
-        description=f"{_SUMMARY[0].upper()}{_SUMMARY[1:]}.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
     parser.add_argument("target", metavar="MODULE:FUNCTION", type=_target, help="what builds your model and a batch")
     parser.add_argument(
         "--ranks", metavar="N", type=_ranks, help="ranks to start here (default: one per GPU, or 2); not with torchrun"
@@ -125,6 +115,9 @@ def _plot(text: str) -> Path:
 
 
 def _tune(arguments: argparse.Namespace) -> int:
+    need_ranks("tune-buckets")
+    if arguments.plot:
+        need("matplotlib", "tune-buckets --plot")
     terminal = None
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         with contextlib.suppress(OSError):
@@ -161,6 +154,8 @@ def _cleared(terminal: str | None) -> Iterator[None]:
 
 
 def _on_new_ranks(arguments: argparse.Namespace, task: tuple[Any, ...]) -> dict[str, Any]:
+    from ..runtime.launcher import LaunchError, launch
+
     bound_s = arguments.seconds * 2 + _START_S
     try:
         ranks: list[dict[str, Any]] = launch(_on_a_rank, arguments.ranks, *task, timeout_s=bound_s, quiet=True)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadInput
+from ..files import shipped
 
-EXERCISES = Path(__file__).parents[2] / "exercises"
+EXERCISES = shipped("exercises")
 HANDBOOK = Path(__file__).parents[3] / "handbook"
 MAX_FILE_BYTES = 2**20
 
@@ -88,7 +89,8 @@ def read_source(path: Path, exercise: Exercise) -> Source:
         raise BadInput(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
         text = importlib.util.decode_source(content)
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             compile(text, str(path), "exec", dont_inherit=True)
             symbols = symtable.symtable(text, str(path), "exec").get_symbols()
     except UnicodeDecodeError as error:

@@ -72,7 +72,7 @@ def allreduce_seconds(
         in MPICH, the p−q ranks beyond the largest power of two q first send all to a neighbour and get the result
         at the end: 2 log₂q·α + 2(q−1)/q · n/B + 2(α + n/B). So 3 ranks cost more than 4.
     ``link``
-        α + n/B: one transfer over one link, as :mod:`ddplab.runtime.slowlink` emulates it; ``ranks`` matters only if 1.
+        α + n/B: one transfer over one link, as ``ddplab.runtime.slowlink`` emulates it; ``ranks`` matters only if 1.
 
     Args:
         nbytes: bytes of the tensor on each rank.
@@ -98,7 +98,7 @@ class Link:
         ranks: world size.
         algorithm: one of :data:`ALGORITHMS`.
         segment_bytes: largest segment of ``pipelined-ring`` and ``gloo``.
-        residual: of a link from :func:`fit_link`, the median of |predicted / measured − 1|; else None.
+        residual: of a link from :func:`fit_link`, the median of ``|predicted / measured − 1|``; else None.
     """
 
     latency_s: float
@@ -182,7 +182,7 @@ class Cluster:
 
     Attributes:
         nodes: number of nodes, N.
-        ranks_per_node: g.
+        ranks_per_node: ranks of one node, g.
         inside_latency_s: seconds of one hop inside a node, αᵢ.
         inside_bytes_per_s: rate of one rank inside its node, per direction, Bᵢ.
         between_latency_s: seconds of one hop between nodes, αₒ.
@@ -453,6 +453,11 @@ def bucketed(gradients: Sequence[Gradient], cap_bytes: int, first_cap_bytes: int
 
 def equal_layers(layers: int, layer_bytes: int, backward_s: float) -> list[Gradient]:
     """Return the gradients of a model of equal layers: layer i of L is ready at (i + 1)/L of the backward.
+
+    Args:
+        layers: how many, L.
+        layer_bytes: bytes of the gradients of one layer.
+        backward_s: seconds of one backward.
 
     Raises:
         ValueError: ``layers`` < 1, or a size or time is negative or not finite.

@@ -75,7 +75,7 @@ def is_recorded(folder: Path, test: Test) -> bool:
 def write_result(folder: Path, test: Test, claim: str, result: dict[str, Any]) -> None:
     """Put one result into the file of its test's file; those of tests that are gone, or of another machine, go."""
     path, here = folder / f"{test.path.stem}.json", machine()
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")  # noqa: UP017  also 3.10
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     result |= {"key": claim_key(test.path, test.name, result["read"]), "date": date}
     old = read_json(path, "machine", "results") if path.exists() else {"machine": {}}
     kept = old["results"] if same_machine(old["machine"], here) else {}

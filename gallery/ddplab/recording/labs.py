@@ -69,7 +69,7 @@ def record_lab(name: str, script: Path, limit_s: float = 0.0) -> tuple[dict[str,
 
 
 def _about(script: Path, read: list[str], began_s: float) -> dict[str, Any]:
-    now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017  also 3.10
+    now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "key": lab_key(script, read),
         "date": now.isoformat(timespec="seconds"),

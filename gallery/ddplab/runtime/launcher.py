@@ -43,9 +43,11 @@ _GRACE_S = 0.3  # after the first failure: time for the rank that caused it to b
 
 
 class LaunchError(RuntimeError):
-    """A rank failed, died or outlived the time bound.
+    """A rank failed, died or outlived the time bound; the message ends with its traceback, or where it hangs.
 
-    ``rank`` is the rank that failed first, ``outputs`` what each rank had printed until then.
+    Attributes:
+        rank: the rank that failed first.
+        outputs: what each rank had printed until then, in rank order.
     """
 
     def __init__(self, message: str, rank: int, outputs: list[str]) -> None:

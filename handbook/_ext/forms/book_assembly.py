@@ -141,7 +141,8 @@ def cover_lines(config: Any, folder: Path) -> list[str]:
     lines = [f"Version {config.release}"] if config.release else []
     lines += manifest_lines(read_json(manifest)) if manifest and manifest.exists() else []
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    today = datetime.datetime.fromtimestamp(int(epoch), datetime.UTC).date() if epoch else datetime.date.today()
+    utc = datetime.timezone.utc
+    today = datetime.datetime.fromtimestamp(int(epoch), utc).date() if epoch else datetime.date.today()
     return [*lines, f"Set on {today.isoformat()}"]
 
 
