@@ -582,7 +582,7 @@ def test_options_that_cannot_be_used(module, capsys, arguments, words):
 BROKEN = {
     "a function that raises": (
         "def build(): raise ValueError('no\\ndata')",
-        r"mine:build raised ValueError: no data \(line 1 of mine.py\)",
+        r"^(ddplab: )?mine:build raised ValueError: no data \(line 1 of mine.py\)",
     ),
     "a function that leaves": ("def build(): raise SystemExit(3)", "mine:build raised SystemExit: 3"),
     "a module that raises": (

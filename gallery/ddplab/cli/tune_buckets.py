@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import datetime
 import os
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput
+from ..runtime.environment import adopt_srun_variables
+from ..runtime.group import gpus_differ, join_group, leave_group
 from ..runtime.launcher import LaunchError, launch
 from . import number, print_json
 
@@ -131,7 +132,7 @@ def _tune(arguments: argparse.Namespace) -> int:
             terminal = os.ttyname(sys.stderr.fileno())
     task = (arguments.target, os.getcwd(), tuple(arguments.caps), arguments.seconds, arguments.emulate_link, terminal)
     with _cleared(terminal):
-        found = _on_ranks_that_are_there(arguments, task) if _has_ranks() else _on_new_ranks(arguments, task)
+        found = _on_ranks_that_are_there(arguments, task) if adopt_srun_variables() else _on_new_ranks(arguments, task)
     if found is None:
         return 0  # another rank speaks
     if arguments.plot:
@@ -177,26 +178,13 @@ def _on_a_rank(*task: Any) -> dict[str, Any]:
 
 def _one_line(failure: str) -> str:
     """What a LaunchError says, without the traceback."""
-    found = re.search(r"^ddplab\.tuning\.NoTuning: (.+)$", failure, re.MULTILINE)
+    found = re.search(r"^[\w.]*\.NoTuning: (.+)$", failure, re.MULTILINE)
     if found:
         return found[1]
     first, *more = failure.splitlines()
     if " still ran after " in first:
         return f"{first}; one of them hangs, maybe in your function or its model; try with fewer --seconds"
     return f"{first} {more[-1] if 'Traceback' in failure else more[0]}"
-
-
-def _has_ranks() -> bool:
-    """Whether a launcher started this process as one of several; sets what torchrun sets where it was srun."""
-    env = os.environ
-    if "RANK" not in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
-        env["WORLD_SIZE"] = env["SLURM_STEP_NUM_TASKS"]
-        env["LOCAL_WORLD_SIZE"] = env.get("SLURM_STEP_TASKS_PER_NODE", env["WORLD_SIZE"]).split("(")[0].split(",")[0]
-        env.setdefault("MASTER_PORT", str(20000 + int(env.get("SLURM_JOB_ID", "0")) % 10000))
-        if env.get("SLURM_STEP_NUM_NODES") == "1":  # else the batch script sets the address
-            env.setdefault("MASTER_ADDR", "127.0.0.1")
-    return "RANK" in env
 
 
 def _on_ranks_that_are_there(arguments: argparse.Namespace, task: tuple[Any, ...]) -> dict[str, Any] | None:
@@ -227,7 +215,6 @@ def _on_ranks_that_are_there(arguments: argparse.Namespace, task: tuple[Any, ...
 
 def _as_rank(rank: int, bound_s: float, task: tuple[Any, ...]) -> tuple[dict[str, Any] | None, str | None]:
     """Tune as one rank; return what was found, or the problem that all ranks have. Standard output stays clean."""
-    import torch
     import torch.distributed as dist
 
     from ..model import tuning
@@ -237,18 +224,15 @@ def _as_rank(rank: int, bound_s: float, task: tuple[Any, ...]) -> tuple[dict[str
     os.dup2(2 if rank == 0 else os.open(os.devnull, os.O_WRONLY), 1)
     found = problem = None
     try:
-        _join_group(datetime.timedelta(seconds=bound_s))
+        store, rank, world = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=bound_s)))
+        join_group(store, rank, world, bound_s, "nccl" if gpus_differ(store, rank, world) else "gloo")
         try:
             found = tuning.tune(*task)
         except tuning.NoTuning as error:
             if not error.everywhere:
                 raise
             problem = str(error)
-        _kept.append(dist.all_reduce(torch.zeros(1), async_op=True))
-        _kept[0].wait()
-        _kept.append(dist.group.WORLD)
-        atexit.register(_kept.clear)
-        dist.destroy_process_group()
+        leave_group()
     except Exception as error:  # the others do not know: leave at once, so that the launcher ends them
         words = str(error) if isinstance(error, tuning.NoTuning) else f"{type(error).__name__}: {error}"
         print(f"ddplab: rank {rank}: {' '.join(words.split())[:600]}", file=sys.stderr, flush=True)
@@ -257,28 +241,6 @@ def _as_rank(rank: int, bound_s: float, task: tuple[Any, ...]) -> tuple[dict[str
         sys.stdout.flush()
         os.dup2(kept, 1)
     return found, problem
-
-
-def _join_group(timeout: datetime.timedelta) -> None:
-    """Use NCCL where no two ranks have the same GPU; each may see all of its machine or, under Slurm, its own only."""
-    import torch
-    import torch.distributed as dist
-
-    from ..runtime.rank import device, gpu_uuid
-
-    store, rank, world = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
-    store.set(f"ddplab/gpu/{rank}", gpu_uuid() or "none")
-    gpus = {store.get(f"ddplab/gpu/{other}") for other in range(world)}
-    own = len(gpus) == world and b"none" not in gpus
-    if torch.cuda.is_available():
-        torch.cuda.set_device(device())
-    how = {"backend": "cpu:gloo,cuda:nccl", "device_id": device()} if own else {"backend": "gloo"}
-    dist.init_process_group(store=store, rank=rank, world_size=world, timeout=timeout, **how)
-
-
-# The last Work and the group, kept until the end: gloo can abort if its own thread drops the one last, and hang if DDP
-# drops the other.
-_kept: list[Any] = []
 
 
 # -- the answer ---------------------------------------------------------------------------------------

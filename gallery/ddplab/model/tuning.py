@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..runtime.clock import now, stamp
 from ..runtime.clock import seconds as seconds_between
-from ..runtime.rank import device, gpu_uuid
+from ..runtime.group import device, gpu_uuid
 from ..runtime.slowlink import SlowLink
 from ..runtime.torch_private import ddp_facts
 from .buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign

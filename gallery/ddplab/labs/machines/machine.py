@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from ...runtime.launcher import reserve_port
+from ...runtime.environment import reserve_port
 from .forks import Fork
 from .programs import Program
 

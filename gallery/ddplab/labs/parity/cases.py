@@ -27,9 +27,9 @@ from torch.distributed.algorithms.join import Join
 from torch.futures import Future
 from torch.utils.checkpoint import checkpoint
 
+from ...runtime.group import device
 from ...runtime.launcher import launch
 from ...runtime.needs import ON_CPU
-from ...runtime.rank import device
 from .observe import (
     Behaviour,
     Branches,

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...runtime.rank import device
+from ...runtime.group import device
 
 Wrap = Callable[..., Any]
 CAP_MB = 0.0002  # about 210 bytes: even small models have several buckets
