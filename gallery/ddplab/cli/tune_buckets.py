@@ -224,7 +224,8 @@ def _as_rank(rank: int, bound_s: float, task: tuple[Any, ...]) -> tuple[dict[str
     os.dup2(2 if rank == 0 else os.open(os.devnull, os.O_WRONLY), 1)
     found = problem = None
     try:
-        store, rank, world = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=bound_s)))
+        rendezvous = dist.rendezvous("env://", timeout=datetime.timedelta(seconds=bound_s))  # type: ignore[attr-defined]
+        store, rank, world = next(rendezvous)
         join_group(store, rank, world, bound_s, "nccl" if gpus_differ(store, rank, world) else "gloo")
         try:
             found = tuning.tune(*task)
