@@ -21,11 +21,13 @@ import torch
 
 from ddplab import cli, launch
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
-from ddplab.cli import tune_buckets as cli_tune_buckets
-from ddplab.cli.tune_buckets import as_text
+from ddplab.cli.tune_report import as_text, draw
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from ddplab.model import tuning
-from ddplab.model.tuning import LEAST_ROUNDS, advise, choose, fitted, make_plans, median_interval
+from ddplab.model.tuning.advice import advise, median_interval
+from ddplab.model.tuning.measure import LEAST_ROUNDS
+from ddplab.model.tuning.plans import choose, link_of, make_plans
+from ddplab.model.tuning.together import TuningError
+from ddplab.model.tuning.tune import tune
 from tools import free_port, refused
 
 KIB = 1024
@@ -55,12 +57,11 @@ def module(tmp_path, monkeypatch):
 
 def tuned(sources, caps_mb=(1.0,), emulate=None, seconds=600.0):
     """In a rank: the answer of each module in turn, or what is wrong with it; few rounds, whatever they tell."""
-    tuning.MOST_ROUNDS = LEAST_ROUNDS
     answers = []
     for folder in sources:
         try:
-            answers.append(tuning.tune("mine:build", str(folder), caps_mb, seconds, emulate, None))
-        except tuning.NoTuning as error:
+            answers.append(tune("mine:build", str(folder), caps_mb, seconds, emulate, None, most_rounds=LEAST_ROUNDS))
+        except TuningError as error:
             answers.append(str(error))
         answers[-1] = answers[-1], getattr(sys.modules.pop("mine", None), "seen", None)
         sys.path.remove(str(folder))
@@ -172,12 +173,12 @@ def test_the_best_and_its_surroundings_are_chosen():
 @pytest.mark.parametrize("algorithm", ["ring", "link"])
 def test_a_link_that_hardly_notices_bytes_is_all_latency(algorithm):
     sizes = [4 * KIB, 64 * KIB, MIB]
-    link = fitted([(n, 0.060 - n * 1e-12) for n in sizes], 3, algorithm)
+    link = link_of([(n, 0.060 - n * 1e-12) for n in sizes], 3, algorithm)
     for nbytes in sizes:
         assert link.seconds(nbytes) == pytest.approx(0.060, rel=1e-3)
     assert link.residual < 1e-3
     real = Link(1e-3, 1e9, 3, algorithm)
-    assert fitted([(n, real.seconds(n)) for n in sizes], 3, algorithm).bytes_per_s == pytest.approx(1e9)
+    assert link_of([(n, real.seconds(n)) for n in sizes], 3, algorithm).bytes_per_s == pytest.approx(1e9)
 
 
 def steps_s(plan, rounds=20, seed=0):
@@ -261,7 +262,7 @@ def check_the_text(found):
     text = as_text({**found, "recommended": noise, "notes": []})
     assert re.search(r"^ *default .* <- recommended$", text, re.MULTILINE)
     assert "Within noise: keep the default." in text
-    assert "bytes cost nothing that shows" in as_text({**found, "link": {**found["link"], "gbit_per_s": None}})
+    assert "more bytes take no longer" in as_text({**found, "link": {**found["link"], "gbit_per_s": None}})
     text = as_text({**found, "recommended": {**noise, "verdict": "default is best", "gain_ms": -3.0}})
     assert re.search(r"Keep the default: .* 3.00 ms .* more than the default", " ".join(text.split()))
 
@@ -345,7 +346,7 @@ def test_the_command_measures_writes_and_draws(module, capsys, tmp_path):
     assert err == ""
     drawn = path.read_text()
     assert all(text in drawn for text in ("bucket_cap_mb (MiB)", "default, measured", "predicted"))
-    cli_tune_buckets.draw(found)[0].savefig(tmp_path / "caps.png")
+    draw(found)[0].savefig(tmp_path / "caps.png")
     assert (tmp_path / "caps.png").read_bytes().startswith(b"\x89PNG")
 
 

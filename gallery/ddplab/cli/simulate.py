@@ -13,6 +13,7 @@ from ..errors import BadInput
 from ..model.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ..model.cost import ALGORITHMS, Gradient, Link, Step, bucketed, equal_layers, simulate_step
 from . import number, print_json
+from .text import short, table
 
 _SUMMARY = "predict the time of a DDP step, and draw its timeline"
 _EXAMPLE = """\
@@ -247,32 +248,26 @@ def _as_text(arguments: argparse.Namespace, gradients: list[Gradient], plans: li
     total_mib = sum(nbytes for _, nbytes in gradients) / MIB
     ranks = f"{arguments.ranks} rank{'s' * (arguments.ranks > 1)}"
     hop = f"{arguments.latency_us:g} µs a hop, {arguments.gbit_per_s:g} Gbit/s"
-    lines = [f"{len(gradients)} gradients, {_three(total_mib)} MiB; {ranks}, {arguments.algorithm}, {hop}", ""]
+    lines = [f"{len(gradients)} gradients, {short(total_mib)} MiB; {ranks}, {arguments.algorithm}, {hop}", ""]
     rows = [["cap MiB", "buckets", "step ms", "communication ms", "hidden ms", "exposed ms"]]
     for plan in plans:
         step = plan.step
         times = (step.step_s, step.communication_s, step.overlapped_s, step.exposed_s)
-        rows.append([plan.label, str(len(step.timeline)), *(_three(seconds * 1e3) for seconds in times)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        rows.append([plan.label, str(len(step.timeline)), *(short(seconds * 1e3) for seconds in times)])
+    shown = table(rows)
     if len(plans) > 1:
-        table[1 + plans.index(best)] += "  <- best"
-    lines += table
+        shown[1 + plans.index(best)] += "  <- best"
     lines += [
+        *shown,
         "",
-        f"no communication {_three(best.step.compute_s * 1e3)} ms, "
-        f"no buckets can beat {_three(best.step.lower_bound_s * 1e3)} ms, "
-        f"without overlap {_three(best.step.serial_s * 1e3)} ms",
+        f"no communication {short(best.step.compute_s * 1e3)} ms, "
+        f"no buckets can beat {short(best.step.lower_bound_s * 1e3)} ms, "
+        f"without overlap {short(best.step.serial_s * 1e3)} ms",
         "",
         f"cap {best.label} MiB:" if len(plans) > 1 else "one step:",
         *_timeline(best.step, arguments.accumulation),
     ]
     return "\n".join(lines)
-
-
-def _three(value: float) -> str:
-    """A number to read: one decimal, or three significant digits where it is small."""
-    return f"{value:.1f}" if value >= 10 or value == 0 else f"{value:.3g}"
 
 
 def _timeline(step: Step, accumulation: int) -> list[str]:
@@ -289,7 +284,7 @@ def _timeline(step: Step, accumulation: int) -> list[str]:
             compute.append("O" if step.optimizer_s and now >= step.step_s - step.optimizer_s else ".")
         carried = next((t for t in step.timeline if t.start_s <= now < t.end_s), None)
         link.append(" " if carried is None else "0123456789abcdefghijklmnopqrstuvwxyz"[carried.bucket % 36])
-    end = f"{_three(step.step_s * 1e3)} ms"
+    end = f"{short(step.step_s * 1e3)} ms"
     waits = ", . waits for the link" if "." in compute else ""
     return [
         f"  compute |{''.join(compute)}|",
