@@ -23,6 +23,7 @@ from ddplab import cli, launch
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ddplab.cli.tune_report import as_text, draw
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
+from ddplab.model.tuning import measure
 from ddplab.model.tuning.advice import advise, median_interval
 from ddplab.model.tuning.measure import LEAST_ROUNDS
 from ddplab.model.tuning.plans import choose, link_of, make_plans
@@ -57,10 +58,11 @@ def module(tmp_path, monkeypatch):
 
 def tuned(sources, caps_mb=(1.0,), emulate=None, seconds=600.0):
     """In a rank: the answer of each module in turn, or what is wrong with it; few rounds, whatever they tell."""
+    measure.MOST_ROUNDS = LEAST_ROUNDS
     answers = []
     for folder in sources:
         try:
-            answers.append(tune("mine:build", str(folder), caps_mb, seconds, emulate, None, most_rounds=LEAST_ROUNDS))
+            answers.append(tune("mine:build", str(folder), caps_mb, seconds, emulate, None))
         except TuningError as error:
             answers.append(str(error))
         answers[-1] = answers[-1], getattr(sys.modules.pop("mine", None), "seen", None)

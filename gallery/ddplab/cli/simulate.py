@@ -11,7 +11,8 @@ from typing import Any
 
 from ..errors import BadInput
 from ..model.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
-from ..model.cost import ALGORITHMS, Gradient, Link, Step, bucketed, equal_layers, simulate_step
+from ..model.link import ALGORITHMS, Link
+from ..model.step import Gradient, Step, bucketed, equal_layers, simulate_step
 from . import number, print_json
 from .text import short, table
 

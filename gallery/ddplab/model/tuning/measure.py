@@ -25,7 +25,8 @@ from ...runtime.group import device
 from ...runtime.slowlink import SlowLink
 from ...runtime.torch_private import ddp_facts
 from ..buckets import MIB
-from ..cost import Gradient, Link
+from ..link import Link
+from ..step import Gradient
 from .plans import Plan, link_of
 from .target import copy_sharing_parameters, in_user_code
 from .together import Clock, TuningError, slowest
@@ -128,7 +129,6 @@ def measure_steps(
     batch: Any,
     loss: Any,
     slow: SlowLink | None,
-    most_rounds: int = MOST_ROUNDS,
 ) -> tuple[list[list[float]], list[list[int]]]:
     """Measure one step of each plan in turn, round after round; return the seconds and the bytes of the buckets."""
     ddps = [_wrap(model, plan.cap_mb, slow, SlowLink.hook if slow else None) for plan in chosen]
@@ -148,7 +148,7 @@ def measure_steps(
         for _ in range(WARM_STEPS):
             step(ddp)
     rounds: list[list[float]] = [[] for _ in ddps]
-    for number in clock.rounds(f"{len(ddps)} caps", 1, LEAST_ROUNDS, most_rounds):
+    for number in clock.rounds(f"{len(ddps)} caps", 1, LEAST_ROUNDS, MOST_ROUNDS):
         turns = [(number + i) % len(ddps) for i in range(len(ddps))]  # no cap always follows the same one
         for i, took_s in zip(turns, slowest([step(ddps[i]) for i in turns]), strict=True):
             rounds[i].append(took_s)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from ..buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
-from ..cost import Gradient, Link, Step, fit_link, simulate_step
+from ..fit import fit_link
+from ..link import Link
+from ..step import Gradient, Step, simulate_step
 
 GRID_MIB = [factor * 2.0**power for power in range(-6, 13) for factor in (1, 1.5)]  # caps that are predicted
 MOST_CAPS = 6  # that are measured, the default among them
@@ -81,7 +83,7 @@ def choose(plans: Sequence[Plan], caps_mb: Sequence[float] = (), most: int = MOS
 
 
 def link_of(samples: Sequence[tuple[int, float]], ranks: int, algorithm: str) -> Link:
-    """Fit a link (:func:`ddplab.model.cost.fit_link`); where more bytes take no longer, one of pure latency."""
+    """Fit a link (:func:`ddplab.model.fit.fit_link`); where more bytes take no longer, one of pure latency."""
     try:
         return fit_link(samples, ranks, algorithm)
     except ValueError:

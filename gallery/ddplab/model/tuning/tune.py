@@ -1,7 +1,7 @@
 """``tune``: the way from a model to an answer, called on every rank.
 
 It measures when each gradient is ready, fits the link to a few all-reduces, predicts the step for every cap
-(:mod:`ddplab.model.cost`), measures steps for the caps that look best and for DDP's default, in turn, and compares
+(:mod:`ddplab.model.step`), measures steps for the caps that look best and for DDP's default, in turn, and compares
 them round by round.
 """
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ...runtime.group import device, gpu_uuid
 from ...runtime.slowlink import SlowLink
 from .advice import advise
-from .measure import LEAST_ROUNDS, MOST_ROUNDS, WARM_STEPS, measure_link, measure_steps, profile_step
+from .measure import LEAST_ROUNDS, WARM_STEPS, measure_link, measure_steps, profile_step
 from .plans import MOST_CAPS, NO_RATE, Plan, choose, make_plans
 from .target import build, check_same_on_all_ranks, try_step
 from .together import Clock, on_all_ranks
@@ -33,7 +33,6 @@ def tune(
     seconds: float,
     emulate: tuple[float, float] | None,
     terminal: str | None,
-    most_rounds: int = MOST_ROUNDS,
 ) -> dict[str, Any]:
     """Tune the model that ``target`` builds; to be called on every rank of the default process group.
 
@@ -44,7 +43,6 @@ def tune(
         seconds: how long to measure.
         emulate: (latency in s, bytes/s) of a link to emulate, or None for the real one.
         terminal: path of a terminal on which rank 0 shows its progress, or None.
-        most_rounds: measure no more rounds than this, even if time is left.
 
     Returns:
         What ``ddplab tune-buckets --json`` prints.
@@ -64,7 +62,7 @@ def tune(
     link, samples = measure_link(clock, slow, sum(nbytes for _, nbytes in profile.gradients))
     plans = make_plans(profile.gradients, profile.kinds, link, profile.forward_s, profile.backward_s, caps_mb)
     chosen = _affordable(clock, plans, caps_mb)
-    rounds, sent = measure_steps(clock, chosen, model, batch, loss, slow, most_rounds)
+    rounds, sent = measure_steps(clock, chosen, model, batch, loss, slow)
 
     default_s, *others_s = rounds
     found = advise(default_s, {p.cap_mb: s for p, s in zip(chosen[1:], others_s, strict=True) if p.cap_mb is not None})
