@@ -48,7 +48,7 @@ import tempfile
 from pathlib import Path
 
 from ddplab import record
-from ddplab.cli.tune_report import as_text, draw
+from ddplab.cli.tune_buckets import as_text, draw
 
 OPTIONS = ["--ranks", "2", "--emulate-link", "1500,0.15", "--seconds", "12", "--json"]
 with tempfile.TemporaryDirectory() as folder:

@@ -49,7 +49,7 @@ def allreduce_seconds(
         ``segment_bytes`` (``maxSegmentSize``, 1 MiB), two of them in flight, and each of the two phases runs dry
         before it ends. Two segments of m bytes take max(2m/B, α + m/B): latency hides behind one segment only. A
         phase of K = (p−1)·s segments, K−1 = 2a + b, takes a·max(2m/B, α + m/B) + b·m/B + α + m/B. A segment leaves
-        once its receiver has said that it is ready (gloo/transport/tcp/pair.cc, ``Pair::handleRemotePendingRecv``):
+        once its receiver is ready (gloo/transport/tcp/pair.cc, ``Pair::handleRemotePendingRecv``):
         α is a hop, and its notice where that comes late.
     ``tree``
         2⌈log₂p⌉·α + 2·n/B: NCCL's double binary tree, one rank per node. Each tree carries half of the bytes; a

@@ -29,7 +29,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class ArchiveError(ValueError):
-    """An archive cannot be made, or cannot be trusted; the message is one line that names the file and the fault."""
+    """An archive cannot be made or cannot be trusted; the message is one line that names the file and the reason."""
 
 
 def pack(edition: Edition, into: Path) -> Path:
@@ -73,7 +73,7 @@ def unpack(file: Path, editions: Path, *, replace: bool = False) -> tuple[Editio
         The edition, and what became of it: ``"added"``, ``"replaced"`` or ``"unchanged"``.
 
     Raises:
-        ArchiveError: it is no archive of an edition, is damaged, or holds what does not belong there; or there is a
+        ArchiveError: it is not an archive of an edition, is damaged, or holds what does not belong there; or there is a
             newer edition of that name. Nothing was written.
     """
     name, files = _open(file)
@@ -87,8 +87,8 @@ def unpack(file: Path, editions: Path, *, replace: bool = False) -> tuple[Editio
             return there, "unchanged"
         new, old = _date(files), _date_of(there)
         if old >= new and not replace:
-            said = f"was recorded until {new}, and {there.folder} until {old}"
-            raise ArchiveError(f"{file}: {said}; --replace takes the archive all the same")
+            dates = f"it was recorded until {new}, but {there.folder} until {old}"
+            raise ArchiveError(f"{file}: {dates}; add --replace to take the archive anyway")
     editions.mkdir(parents=True, exist_ok=True)
     before = there.folder.exists()
     with tempfile.TemporaryDirectory(prefix=".unpack-", dir=editions) as folder:
@@ -144,11 +144,11 @@ def _open(file: Path) -> tuple[str, dict[str, bytes]]:
         with zipfile.ZipFile(file) as archive:
             return _contents(archive)
     except FileNotFoundError:
-        raise ArchiveError(f"{file}: there is no such file") from None
+        raise ArchiveError(f"{file}: no such file") from None
     except ArchiveError as problem:
         raise ArchiveError(f"{file}: {problem}") from None
     except _DAMAGE as error:
-        raise ArchiveError(f"{file}: is no archive of an edition, or is damaged ({error})") from None
+        raise ArchiveError(f"{file}: not an archive of an edition, or damaged ({error})") from None
 
 
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError, ValueError)
@@ -158,16 +158,16 @@ def _contents(archive: zipfile.ZipFile) -> tuple[str, dict[str, bytes]]:
     entries = archive.infolist()
     name = entries[0].filename.partition("/")[0] if entries else ""
     if not NAME.fullmatch(name):
-        raise ArchiveError(f"the name of its edition is {name!r}: small letters, digits and hyphens are allowed")
+        raise ArchiveError(f"its edition is named {name!r}; use small letters, digits and hyphens")
     if len(entries) > _MOST_FILES or sum(entry.file_size for entry in entries) > _MOST_IN_ALL:
-        raise ArchiveError(f"is larger than {_MOST_FILES} files or {_MOST_IN_ALL >> 20} MiB")
+        raise ArchiveError(f"it is larger than {_MOST_FILES} files or {_MOST_IN_ALL >> 20} MiB")
     files: dict[str, bytes] = {}
     for entry in entries:
         path = entry.filename.removeprefix(f"{name}/")
         if path == entry.filename or not (_PATH.fullmatch(path) or path == _INDEX) or path in files:
-            raise ArchiveError(f"{entry.filename!r} does not belong into it")
+            raise ArchiveError(f"{entry.filename!r} does not belong in an archive")
         if (kind := stat.S_IFMT(entry.external_attr >> 16)) not in (0, stat.S_IFREG):
-            raise ArchiveError(f"{entry.filename!r} is {'a link' if kind == stat.S_IFLNK else 'no plain file'}")
+            raise ArchiveError(f"{entry.filename!r} is {'a link' if kind == stat.S_IFLNK else 'not a plain file'}")
         with archive.open(entry) as stream:
             files[path] = stream.read(_MOST_BYTES + 1)  # what it unpacks to, whatever the table says
         if len(files[path]) > _MOST_BYTES:
@@ -178,7 +178,7 @@ def _contents(archive: zipfile.ZipFile) -> tuple[str, dict[str, bytes]]:
     if wrong := sorted(files.keys() ^ index["sha256"].keys()):
         raise ArchiveError(f"{wrong[0]} is missing, or not in {_INDEX}")
     if wrong := [path for path in files if _sha256(files[path]) != index["sha256"][path]]:
-        raise ArchiveError(f"{wrong[0]} is not what was packed: its checksum differs")
+        raise ArchiveError(f"{wrong[0]} is damaged: its checksum differs from that in {_INDEX}")
     return name, files
 
 
@@ -228,7 +228,7 @@ def _check(name: str, files: dict[str, bytes]) -> None:
     drawn: set[str] = set()
     for path, content in files.items():
         if not _PATH.fullmatch(path):
-            raise ArchiveError(f"{path} does not belong into an edition")
+            raise ArchiveError(f"{path} does not belong in an edition")
         if path.endswith(".svg"):
             _check_svg(path, content)
             continue
@@ -248,12 +248,12 @@ def _check(name: str, files: dict[str, bytes]) -> None:
 
 def _json(path: str, content: bytes, shape: Any) -> dict[str, Any]:
     def refuse(text: str) -> None:
-        raise ValueError(f"{text} is no number")
+        raise ValueError(f"{text} is not a number")
 
     try:
         kept = json.loads(content.decode("utf-8"), parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise ArchiveError(f"{path} is no JSON ({error})") from None
+        raise ArchiveError(f"{path} is not JSON ({error})") from None
     if wrong := _misfit(kept, shape, path):
         raise ArchiveError(wrong)
     return dict(kept)
@@ -265,11 +265,11 @@ def _misfit(value: Any, shape: Any, where: str) -> str:
         return "" if isinstance(value, str) and shape.fullmatch(value) else f"{where} is {value!r}"
     if isinstance(shape, list):
         if not isinstance(value, list):
-            return f"{where} is no list"
+            return f"{where} is not a list"
         return next(filter(None, (_misfit(one, shape[0], f"{where}[{i}]") for i, one in enumerate(value))), "")
     if isinstance(shape, dict):
         if not isinstance(value, dict):
-            return f"{where} is no object"
+            return f"{where} is not an object"
         if str in shape:
             shape = dict.fromkeys(value, shape[str])
         if absent := [name for name in shape if name not in value and not name.endswith("?")]:
@@ -301,7 +301,7 @@ def _check_svg(path: str, content: bytes) -> None:
             raise ArchiveError(f"{path} has a declaration, which no drawing of the recorder has")
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, UnicodeDecodeError) as error:
-        raise ArchiveError(f"{path} is no SVG ({error})") from None
+        raise ArchiveError(f"{path} is not SVG ({error})") from None
     for element in root.iter():
         kind = element.tag.removeprefix(_SVG)
         if not _ELEMENTS.fullmatch(kind) or not element.tag.startswith(_SVG):

@@ -43,7 +43,7 @@ def adopt_srun_variables() -> bool:
 def reserve_port(address: str = "127.0.0.1") -> socket.socket:
     """Return a socket with a port of this machine; as long as it is open, nobody else is given that port.
 
-    It does not listen, so that a program that is told the port can, with ``SO_REUSEADDR`` as servers have it.
+    It does not listen, so a program that gets the port number can, with ``SO_REUSEADDR`` as servers have it.
     """
     reservation = socket.socket()
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -25,7 +25,7 @@ AtEnd = Literal["meet", "leave", "stay"]
 
 @dataclass
 class Job:
-    """All that a rank is told; it travels to the rank through the fork server."""
+    """What a rank needs to start; it travels to the rank through the fork server."""
 
     rank: int
     nproc: int

@@ -1,4 +1,4 @@
-"""The ranks of one launch, as their parent sees them: start them, hear their reports, end them."""
+"""The ranks of one launch, as their parent sees them: start them, take their reports, end them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .environment import reserve_port, torchrun_variables
 from .forkserver import CONTEXT, ONE_AT_A_TIME, ctrl_c_waits, forked, start_fork_server
 from .rank import STACK_SIGNAL, AtEnd, Job, run_rank, worker_frames
 
-GRACE_S = 0.3  # after the first failure: time for the rank that caused it to be heard
+GRACE_S = 0.3  # after the first failure: time for the report of the rank that caused it
 # A rank whose peer died reports its broken connection, often before the parent sees the death itself.
 _CONSEQUENCE = re.compile(r"Connection (closed|reset|refused|was likely closed)|Broken pipe|Socket closed")
 # gloo prints this to stdout, once per rank and process group.

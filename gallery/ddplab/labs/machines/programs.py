@@ -1,4 +1,4 @@
-"""Programs in the background: what they say, when, and how to end all of them."""
+"""Programs in the background: what they print, when, and how to end all of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Program:
 
     @property
     def output(self) -> str:
-        """All that it has said until now, errors too."""
+        """Everything it has printed so far, standard error included."""
         return "".join(f"{line}\n" for _, line in self.lines)
 
     @property
@@ -97,7 +97,7 @@ class Program:
                         return line
                 seen = len(self.lines)
                 if self._ended_s:
-                    raise RuntimeError(f"ended without saying {text!r}: {' '.join(self.command)}\n{self.output}")
+                    raise RuntimeError(f"ended without printing {text!r}: {' '.join(self.command)}\n{self.output}")
                 if not self._news.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     raise TimeoutError(f"no {text!r} after {timeout_s:g} s\n{self.output}")
 

@@ -30,7 +30,7 @@ from .table import BEHAVIOURS as BEHAVIOURS
 def observe_all(titles: Collection[str], *classes: type[nn.Module], ranks: int = 2) -> dict[str, list[list[Seen]]]:
     """Return, by title, what each rank saw of each class; the rows that ask for it have launches of their own.
 
-    The ranks are on the CPU, with gloo, whatever the machine has: a rank whose peer has raised then hears of it.
+    The ranks are on the CPU, with gloo, whatever the machine has: a rank whose peer has raised then gets an error.
     """
 
     def worker(titles: list[str], classes: Sequence[type[nn.Module]]) -> list[list[Seen]]:

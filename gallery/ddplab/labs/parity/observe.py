@@ -1,4 +1,4 @@
-"""Run a piece of code with two classes that wrap a model, and say in which words and bits they behave alike.
+"""Run a piece of code with two classes that wrap a model, and compare the calls that raise and the bits that are left.
 
 A :class:`Behaviour` is a function that takes ``wrap``, which puts a model into the class under test, and returns
 what that class left behind. :func:`observe` runs it in a rank; :func:`same` and :func:`cell` compare what was seen.
