@@ -118,10 +118,10 @@ def test_values_of_other_units_or_beside_zero_have_no_ratio(editions, capsys):
 
 def test_unusable_editions_are_refused_in_one_line(editions, capsys):
     here = ("--editions", editions)
-    assert "unknown edition 'h20'; did you mean 'h200'? there is cpu, h200" in refused(
-        capsys, "edition", "diff", "cpu", "h20", *here
+    assert "unknown edition 'h20'; did you mean 'h200'?" in refused(capsys, "edition", "diff", "cpu", "h20", *here)
+    assert "cpu and cpu are the same edition; name two different ones" in refused(
+        capsys, "edition", "diff", "cpu", "cpu", *here
     )
-    assert "cpu and cpu are the same edition; name two" in refused(capsys, "edition", "diff", "cpu", "cpu", *here)
     (editions / "cpu/labs/one.json").write_text("{")
     assert "labs/one.json is damaged" in refused(capsys, "edition", "diff", "cpu", "h200", *here)
 

@@ -145,7 +145,7 @@ def test_a_hang_ends_at_the_time_bound_and_says_where_each_rank_is(tmp_path):
     assert "in barrier" in where[0]
     assert "in worker" in where[1], "it was stopped, and is continued to be asked"
     assert "in worker" in where[2], "SIGUSR1 is the worker's own"
-    assert "has taken SIGUSR2" in where[3]
+    assert "handles SIGUSR2 itself" in where[3]
     assert "in worker" in where[4]
     assert not left_over()
     child = int((tmp_path / "pid").read_text())

@@ -425,7 +425,10 @@ def test_under_srun(module):
         ({"RANK": "0"}, "but WORLD_SIZE is ''"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "but RANK is 'x'"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "but MASTER_ADDR is ''"),
-        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "1 rank has nobody"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+            "1 rank all-reduces nothing",
+        ),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "--ranks 3, but 2 ranks"),
         (
             {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2"},
@@ -560,7 +563,7 @@ def end_all(process):
         (["mine:a b"], "is not MODULE:FUNCTION"),
         (["mine.py:build"], "give its module: mine:build"),
         (["./sub/mine.py:build"], "give its module: sub.mine:build"),
-        (["mine:build", "--ranks", "1"], "1 rank has nobody to all-reduce with"),
+        (["mine:build", "--ranks", "1"], "1 rank all-reduces nothing"),
         (["mine:build", "--ranks", "0"], "'0' is not a number of ranks"),
         (["mine:build", "--ranks", "two"], "'two' is not a number of ranks"),
         (["mine:build", "--seconds", "0"], "'0' is not a number of seconds"),
@@ -573,7 +576,7 @@ def end_all(process):
         (["mine:build", "--emulate-link", "5,0"], "'0' is not a rate"),
         (["mine:build", "--emulate-link", "5,x"], "'x' is not a rate"),
         (["mine:build", "--plot", "caps.gif"], "'caps.gif' does not end in .svg"),
-        (["mine:build", "--plot", "nowhere/caps.svg"], "cannot be written"),
+        (["mine:build", "--plot", "nowhere/caps.svg"], "cannot write 'nowhere/caps.svg'"),
         (["mine:build", "--plots", "caps.svg"], "--plots"),
     ],
 )
@@ -599,16 +602,19 @@ BROKEN = {
     "an argument": ("def build(size): pass", "mine:build raised TypeError: .*size"),
     "nothing": ("def build(): pass", r"returned a NoneType; it must return \(model, batch\)"),
     "four things": ("def build(): return 1, 2, 3, 4", "returned a tuple of 4; it must"),
-    "no model": ("def build(): return 1, 2", "returned a int as model"),
+    "no model": ("def build(): return 1, 2", "returned a int as the model"),
     "no parameters": ("from torch import nn\ndef build(): return nn.ReLU(), 1", "without a parameter that requires"),
-    "a loss of no use": ("from torch import nn\ndef build(): return nn.Linear(1, 1), 1, 2", "a int as loss function"),
+    "a loss of no use": (
+        "from torch import nn\ndef build(): return nn.Linear(1, 1), 1, 2",
+        "a int as the loss function",
+    ),
     "a forward that raises": (
         QUICK.replace("torch.ones(4, 8)", "torch.ones(4, 7)"),
         "the forward of mine:build raised RuntimeError: mat1 and mat2",
     ),
     "a tuple as output": (
         QUICK.replace("nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))", "nn.LSTM(8, 8)"),
-        "the model returns a tuple, of which no loss can be made; return",
+        "the model returns a tuple, which is not a loss; return",
     ),
     "a loss of many numbers": (
         QUICK.replace("torch.ones(4, 8)", "torch.ones(4, 8), lambda model, batch: model(batch)"),
@@ -631,7 +637,7 @@ BROKEN = {
         QUICK.replace(
             "torch.ones(4, 8)", "torch.ones(4, 8), lambda model, batch: model.module[0](batch).sum()"
         ).replace("model.module", "model"),
-        r"the loss does not use 1.weight, 1.bias; DDP would need find_unused_parameters=True",
+        r"the loss does not use 1.weight, 1.bias; freeze these parameters",
     ),
     "sparse gradients": (
         "import torch\nfrom torch import nn\ndef build(): return nn.Embedding(4, 4, sparse=True), torch.tensor([1])",
@@ -715,7 +721,7 @@ def test_too_little_time_is_said_before_it_is_wasted(tmp_path):
     """
     write(tmp_path, source)
     for ((answer, seen),) in launch(tuned, 2, [tmp_path], (1.0,), None, 1.0, quiet=True):
-        asked = re.search(r"1 s are too short: .* give --seconds (\d+)", answer)
+        asked = re.search(r"--seconds 1 is too short: .* use --seconds (\d+)", answer)
         assert int(asked[1]) > 3  # thirty steps of 100 ms
         assert len(seen) == 2
 

@@ -79,7 +79,7 @@ def _edition(name: str, folder: Path) -> Edition:
     known = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
     close = difflib.get_close_matches(name, known, 1)
     guess = f"did you mean {close[0]!r}? " if close else ""
-    raise BadInput(f"unknown edition {name!r}; {guess}there is {', '.join(known) or 'none'} in {folder}")
+    raise BadInput(f"unknown edition {name!r}; {guess}{folder} has {', '.join(known) or 'none'}")
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -133,7 +133,7 @@ def _unpack(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     editions = [_edition(name, options.editions) for name in (options.a, options.b)]
     if editions[0] == editions[1]:
-        raise BadInput(f"{options.a} and {options.b} are the same edition; name two")
+        raise BadInput(f"{options.a} and {options.b} are the same edition; name two different ones")
     found = diff.compare(*editions)
     if options.json:
         print_json(asdict(found))

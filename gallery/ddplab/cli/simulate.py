@@ -60,7 +60,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     from_zero, positive, whole = number("a number", 0, 1e12), number("a number", 1e-9, 1e12), _whole
     model = parser.add_argument_group("the model: a file, or equal layers")
     model.add_argument(
-        "--gradients", metavar="FILE", type=Path, help="JSON: a list of [ready_ms, bytes], one a gradient"
+        "--gradients", metavar="FILE", type=Path, help="JSON: a list of [ready_ms, bytes], one per gradient"
     )
     model.add_argument("--layers", metavar="N", type=whole, help=f"number of equal layers (default: {_LAYERS})")
     size = model.add_mutually_exclusive_group()
@@ -87,7 +87,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     link.add_argument("--algorithm", choices=ALGORITHMS, default="ring", help="of the all-reduce (default: ring)")
     step = parser.add_argument_group("the step")
     step.add_argument("--bucket-cap-mb", metavar="MIB", type=_cap, nargs="+", help="one cap, or several to compare")
-    step.add_argument("--accumulation", metavar="K", type=whole, default=1, help="micro-batches a step (default: 1)")
+    step.add_argument("--accumulation", metavar="K", type=whole, default=1, help="micro-batches per step (default: 1)")
     step.add_argument("--no-overlap", action="store_true", help="send everything after the backward")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=_simulate)
@@ -112,7 +112,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     backward_ms = max(arguments.backward_ms, last_ms) if arguments.backward_ms is not None else last_ms
     if arguments.backward_ms is not None and arguments.backward_ms < last_ms * (1 - 1e-12):
         raise BadInput(
-            f"--backward-ms {arguments.backward_ms:g} ends before the last gradient is ready, {last_ms:g} ms"
+            f"--backward-ms {arguments.backward_ms:g} is before the last gradient is ready; give {last_ms:g} or more"
         )
     caps = [(cap, cap) for cap in dict.fromkeys(arguments.bucket_cap_mb or ())]
     plans = [
@@ -167,7 +167,7 @@ def _read(path: Path) -> list[Gradient]:
         with path.open("rb") as stream:
             raw = stream.read(_MOST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise BadInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if len(raw) > _MOST_FILE_BYTES:
         raise BadInput(f"{path} holds over {_MOST_FILE_BYTES // MIB} MiB; give one [ready_ms, bytes] for each gradient")
     try:
@@ -178,7 +178,7 @@ def _read(path: Path) -> list[Gradient]:
         raise BadInput(f"{path} is not JSON text; it must hold a list of [ready_ms, bytes]") from None
     if not isinstance(content, list) or not content:
         what = "an empty list" if content == [] else f"{type(content).__name__} {_short(content)}"
-        raise BadInput(f"{path} must hold a list of [ready_ms, bytes], one a gradient; it holds {what}")
+        raise BadInput(f"{path} must hold a list of [ready_ms, bytes], one per gradient; it holds {what}")
     found = []
     for position, item in enumerate(content):
         if not isinstance(item, list) or len(item) != 2:
@@ -262,7 +262,7 @@ def _as_text(arguments: argparse.Namespace, gradients: list[Gradient], plans: li
         *shown,
         "",
         f"no communication {short(best.step.compute_s * 1e3)} ms, "
-        f"no buckets can beat {short(best.step.lower_bound_s * 1e3)} ms, "
+        f"no buckets take less than {short(best.step.lower_bound_s * 1e3)} ms, "
         f"without overlap {short(best.step.serial_s * 1e3)} ms",
         "",
         f"cap {best.label} MiB:" if len(plans) > 1 else "one step:",

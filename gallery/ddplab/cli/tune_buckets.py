@@ -78,7 +78,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
         "--emulate-link",
         metavar="LATENCY_US,GBIT",
         type=_link,
-        help="play a link of this latency (µs) and rate (Gbit/s) instead of the real one",
+        help="emulate a link of this latency (µs) and rate (Gbit/s) instead of using the real one",
     )
     parser.add_argument("--plot", metavar="FILE", type=_plot, help=f"draw step time over cap: {', '.join(_PLOTS)}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -99,7 +99,7 @@ def _ranks(text: str) -> int:
     if not (text.isdecimal() and text.isascii() and len(text) <= 3 and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks from 2 to 999")
     if int(text) == 1:
-        raise argparse.ArgumentTypeError("1 rank has nobody to all-reduce with, so no bucket matters; give 2 or more")
+        raise argparse.ArgumentTypeError("1 rank all-reduces nothing, so bucket_cap_mb changes nothing; use 2 or more")
     return int(text)
 
 
@@ -116,7 +116,9 @@ def _plot(text: str) -> Path:
     if path.suffix not in _PLOTS:
         raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(_PLOTS)}")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {path.absolute().parent} is no folder for it")
+        raise argparse.ArgumentTypeError(
+            f"cannot write {text!r}: it is a folder, or {path.absolute().parent} is not one"
+        )
     return path
 
 

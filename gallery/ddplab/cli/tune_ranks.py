@@ -82,7 +82,7 @@ def _place(nproc: int | None) -> tuple[int, str | None]:
             f"{wrong[0]} before srun; to start ranks here, unset RANK"
         )
     elif world == 1:
-        problem = "1 rank has nobody to all-reduce with, so no bucket matters; start 2 or more"
+        problem = "1 rank all-reduces nothing, so bucket_cap_mb changes nothing; start 2 or more"
     elif nproc not in (None, world):
         problem = f"--ranks {nproc}, but {world} ranks are started; leave --ranks out"
     return rank, problem

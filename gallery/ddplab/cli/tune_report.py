@@ -79,7 +79,7 @@ def draw(found: dict[str, Any]) -> tuple[Any, Any]:
     low, high = default["middle_half_ms"]
     ax.axhspan(low, high, color=MUTED, alpha=0.25, lw=0)
     ax.axhline(default["median_ms"], color=INK, ls="--", lw=1.2, label="default, measured (band: middle half)")
-    ax.axhline(found["lower_bound_ms"], color=MUTED, ls=":", lw=1.2, label="no buckets can beat this")
+    ax.axhline(found["lower_bound_ms"], color=MUTED, ls=":", lw=1.2, label="lower bound for any buckets")
     if line:
         ax.plot(*zip(*line, strict=True), color=RANK_COLORS[0], lw=1.4, label="predicted")
     if others:

@@ -55,5 +55,5 @@ def fit_link(samples: Sequence[Sequence[float]], ranks: int = 2, algorithm: str 
         if residual < 1e-12:
             break
     if s_per_byte <= 0:
-        raise ValueError("samples must take longer with more bytes; the fit gives no positive rate")
+        raise ValueError("the fit gives no positive rate: samples with more bytes must take longer")
     return Link(latency_s, 1 / s_per_byte, ranks, algorithm, residual=residual)

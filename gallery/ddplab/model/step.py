@@ -130,7 +130,7 @@ def simulate_step(
     if sorted(positions) != list(range(len(gradients))):
         raise ValueError(
             f"buckets must hold each of the {len(gradients)} gradients exactly once; "
-            f"got {len(positions)} positions, {len(set(positions) & set(range(len(gradients))))} of them right"
+            f"got {len(positions)} positions, {len(set(positions) & set(range(len(gradients))))} of them valid"
         )
     last_ready = max((ready for ready, _ in gradients), default=0.0)
     if backward_s is None:

@@ -64,7 +64,7 @@ def launch(
         print(lanes(run.outputs), end="", flush=True)
     ranks, failures = run.ranks, run.failures
     if failures is None:
-        unknown = f"(nothing is known: its worker has taken {STACK_SIGNAL.name}, or it has ended just now)"
+        unknown = f"(unknown: its worker handles {STACK_SIGNAL.name} itself, or it has just ended)"
         where = "".join(f"\n--- rank {rank} hangs here ---\n{text or unknown}" for rank, text in run.stacks.items())
         hung_ranks = sorted(run.stacks) or [r.job.rank for r in ranks if not r.reported]  # those that ended just now
         names = ", ".join(str(rank) for rank in hung_ranks)

@@ -82,7 +82,7 @@ def profile_step(clock: Clock, model: nn.Module, batch: Any, loss: Any) -> Profi
         now()
         if len(ready) < len(trained):
             raise TuningError(
-                "in a later step some parameters got no gradient; the model must use all of them each step"
+                "some parameters got no gradient in a later step; the model must use all of them in every step"
             )
         times = [seconds_between(middle, ready[i]) for i in range(len(trained))]
         if step >= WARM_STEPS:

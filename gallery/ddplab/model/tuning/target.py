@@ -69,12 +69,16 @@ def build(target: str, folder: str) -> tuple[nn.Module, Any, Any]:
         raise TuningError(f"{target} returned a {type(returned).__name__}{size}; {contract}")
     model, batch, loss = (*returned, None)[:3]
     if isinstance(model, DistributedDataParallel):
-        raise TuningError(f"{target} returned a model in DistributedDataParallel; return the model itself")
+        raise TuningError(
+            f"{target} returned a model that is already in DistributedDataParallel; return the model itself"
+        )
     if not isinstance(model, nn.Module):
-        raise TuningError(f"{target} returned a {type(model).__name__} as model; {contract}, the model an nn.Module")
+        raise TuningError(
+            f"{target} returned a {type(model).__name__} as the model; {contract}, and the model must be an nn.Module"
+        )
     if loss is not None and not callable(loss):
         raise TuningError(
-            f"{target} returned a {type(loss).__name__} as loss function; it must be callable, or left out"
+            f"{target} returned a {type(loss).__name__} as the loss function; make it callable or leave it out"
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise TuningError(
@@ -104,8 +108,8 @@ def _loss_of_output(model: nn.Module, batch: Any) -> torch.Tensor:
     output = output.get("loss", output) if isinstance(output, dict) else getattr(output, "loss", output)
     if not isinstance(output, torch.Tensor):
         raise TuningError(
-            f"the model returns a {type(output).__name__}, of which no loss can be made; "
-            "return (model, batch, loss function), where loss_function(model, batch) gives a scalar"
+            f"the model returns a {type(output).__name__}, which is not a loss; "
+            "return (model, batch, loss function), where loss_function(model, batch) gives one number"
         )
     return output if output.ndim == 0 else output.float().square().mean()
 
@@ -153,10 +157,12 @@ def try_step(target: str, model: nn.Module, batch: Any, loss: Any) -> float:
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         raise TuningError(
-            f"the loss does not use {', '.join(unused[:3])}{more}; DDP would need find_unused_parameters=True, with "
-            "which it never regroups its buckets; freeze them (requires_grad_(False)) or remove them, then tune"
+            f"the loss does not use {', '.join(unused[:3])}{more}; freeze these parameters (requires_grad_(False)) or "
+            "remove them: with find_unused_parameters=True, DDP never regroups its buckets"
         )
     sparse = [name for name, p in trained.items() if p.grad is not None and p.grad.is_sparse]
     if sparse:
-        raise TuningError(f"{sparse[0]} has a sparse gradient, which DDP puts in no bucket; build it with sparse=False")
+        raise TuningError(
+            f"{sparse[0]} has a sparse gradient, which DDP does not put in a bucket; build it with sparse=False"
+        )
     return took_s

@@ -91,6 +91,6 @@ class Clock:
         if self.spent_s() + needed_s > self.seconds:
             ask = max(math.ceil(1.5 * (self.spent_s() + needed_s)), math.ceil(self.seconds) + 1)
             raise TuningError(
-                f"{self.seconds:g} s are too short: {what} take about {needed_s:.1f} s; give --seconds {ask}",
+                f"--seconds {self.seconds:g} is too short: {what} take about {needed_s:.1f} s; use --seconds {ask}",
                 everywhere=True,
             )
