@@ -15,6 +15,7 @@ from ..errors import BadInput
 from ..recording import archive, diff
 from ..recording.edition import DamagedError, Edition, read_json
 from . import print_json
+from .text import table
 
 _SUMMARY = "list recorded editions, compare two, carry one from machine to machine"
 _EXAMPLE = """\
@@ -186,10 +187,8 @@ def _plain(value: Any) -> str:
 
 def _table(rows: list[list[str]]) -> None:
     """Print rows in columns; what is very long is cut, except in the last column."""
-    rows = [[*(_cut(cell) for cell in row[:-1]), row[-1]] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    for row in rows:
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in table([[*map(_cut, row[:-1]), row[-1]] for row in rows], str.ljust):
+        print(f"  {line}")
 
 
 def _cut(cell: str) -> str:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from .forks import Fork
 
 # For all that is started. This Python's own torchrun comes first; root's tools come last.
@@ -122,13 +124,8 @@ class Program:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it started, by the numbers that this host gives them."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    pids = [pid]
-    for member in pids:  # grows while it is read
-        pids += children.get(member, [])
-    return pids
+    """Return a process and all that it started, by the numbers that this host gives them."""
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return [pid]
