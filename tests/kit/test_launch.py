@@ -107,7 +107,7 @@ def test_blames_rank_0_not_the_one_that_lost_its_store_first(monkeypatch, tmp_pa
     def worker(lost):
         if dist.get_rank() == 1:
             try:
-                dist.distributed_c10d._get_default_store().get("nobody sets it")
+                dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"])).get("nobody sets it")
             finally:
                 lost.touch()
         dist.destroy_process_group()
