@@ -603,7 +603,7 @@ def test_a_folder_that_is_a_file(tmp_path):
 
 
 def test_one_rank_that_fails_takes_all_along(tmp_path):
-    """What differs between ranks is told to all of them, and nobody waits."""
+    """What differs between ranks is reported on all of them, and nobody waits."""
 
     def different_steps(folder):
         tries(folder, 10 + dist.get_rank())
@@ -656,7 +656,7 @@ def test_a_rank_that_is_gone(tmp_path):
 
 
 def test_two_runs_on_one_folder(tmp_path):
-    """The second is told so while the first lives, at whatever moment of its life; then it may have the folder."""
+    """The second is refused while the first lives, at whatever moment of its life; then it may have the folder."""
 
     def worker(folder):
         torch.set_num_threads(1)
@@ -700,7 +700,7 @@ def test_two_runs_on_one_folder(tmp_path):
 
 
 def test_a_reader_beside_a_writer(tmp_path):
-    """Who reads while another process saves and rotates gets a whole checkpoint, or is told that it is gone."""
+    """Who reads while another process saves and rotates gets a whole checkpoint, or an error that it is gone."""
 
     def worker(folder):
         torch.set_num_threads(1)
