@@ -107,9 +107,12 @@ def test_blames_rank_0_not_the_one_that_lost_its_store_first(monkeypatch, tmp_pa
     def worker(lost):
         if dist.get_rank() == 1:
             try:
-                dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"])).get("nobody sets it")
+                store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]))
+                dist.barrier()
+                store.get("nobody sets it")
             finally:
                 lost.touch()
+        dist.barrier()  # both have joined
         dist.destroy_process_group()
         gc.collect()  # the store ends with its last name
         while not lost.exists():
