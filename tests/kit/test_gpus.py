@@ -93,8 +93,8 @@ def build():
 (folder / "tune.py").write_text('''
 import sys
 from ddplab import cli
-from ddplab.model import tuning
-tuning.MOST_ROUNDS = tuning.LEAST_ROUNDS
+from ddplab.model.tuning import measure
+measure.MOST_ROUNDS = measure.LEAST_ROUNDS
 sys.exit(cli.main(["tune-buckets", "mine:build", "--caps=1", "--seconds=60", "--json"]))
 ''')
 FOLDER = folder

@@ -133,7 +133,7 @@ def stop_during(house: House, name: str, kind: str, sign: signal.Signals) -> Non
     finally:
         process.kill()
     assert process.returncode == 130, said
-    assert "stopped; what is recorded is kept, and the same command goes on" in said
+    assert "stopped; what is recorded is kept; run the same command to continue" in said
     assert int(pid) in [one.pid for one in processes]
     assert all(ended(one.pid) for one in processes)
     assert half_written(house.root / "editions") == []
@@ -237,7 +237,7 @@ def test_what_does_not_fit_into_the_budget_is_not_started_and_what_does_is(house
     assert status == 3, said
     assert house.edition("slice").labs().keys() == {"short"}
     assert "the budget is used up; 1 lab and 2 tests of claims left" in said
-    assert "long takes about 1000 s, more than a budget of 140 s: give a larger one" in said
+    assert "long takes about 1000 s, more than a budget of 140 s: give a larger budget" in said
 
 
 def test_what_runs_when_the_budget_ends_is_left_for_the_next_call(house):

@@ -15,6 +15,7 @@ from ..errors import BadInput
 from ..recording import archive, diff
 from ..recording.edition import DamagedError, Edition, read_json
 from . import print_json
+from .text import table
 
 EXAMPLE = """\
 examples:
@@ -70,7 +71,7 @@ def _edition(name: str, folder: Path) -> Edition:
     known = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
     close = difflib.get_close_matches(name, known, 1)
     guess = f"did you mean {close[0]!r}? " if close else ""
-    raise BadInput(f"unknown edition {name!r}; {guess}there is {', '.join(known) or 'none'} in {folder}")
+    raise BadInput(f"unknown edition {name!r}; {guess}{folder} has {', '.join(known) or 'none'}")
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -124,7 +125,7 @@ def _unpack(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     editions = [_edition(name, options.editions) for name in (options.a, options.b)]
     if editions[0] == editions[1]:
-        raise BadInput(f"{options.a} and {options.b} are the same edition; name two")
+        raise BadInput(f"{options.a} and {options.b} are the same edition; name two different ones")
     found = diff.compare(*editions)
     if options.json:
         print_json(asdict(found))
@@ -177,10 +178,8 @@ def _plain(value: Any) -> str:
 
 def _table(rows: list[list[str]]) -> None:
     """Print rows in columns; what is very long is cut, except in the last column."""
-    rows = [[*(_cut(cell) for cell in row[:-1]), row[-1]] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    for row in rows:
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in table([[*map(_cut, row[:-1]), row[-1]] for row in rows], str.ljust):
+        print(f"  {line}")
 
 
 def _cut(cell: str) -> str:

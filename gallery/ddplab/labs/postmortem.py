@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..runtime.launcher import _run
+from ..runtime.rank import AtEnd
+from ..runtime.ranks import run_ranks
 
 _WIDTH = 95
 # Where the C++ part of a message begins to list its own frames, which name no line of the reader's.
@@ -73,9 +74,9 @@ def postmortem(
     Raises:
         ValueError: as ``launch``.
     """
-    at_end = "leave" if leave else "stay"
-    run = _run(
-        worker, nproc, args, timeout_s=timeout_s, init=init, env=env, group_timeout_s=group_timeout_s, at_end=at_end
+    at_end: AtEnd = "leave" if leave else "stay"
+    run = run_ranks(
+        worker, args, nproc, timeout_s=timeout_s, init=init, env=env, group_timeout_s=group_timeout_s, at_end=at_end
     )
     endings = []
     for r, printed in zip(run.ranks, run.outputs, strict=True):

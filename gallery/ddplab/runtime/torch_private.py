@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +57,21 @@ def after_backward(callback: Callable[[], None]) -> None:
     Seen: ``torch.autograd.Variable._execution_engine.queue_callback`` in torch 2.13.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+# -- tensors as keys --------------------------------------------------------------------------------
+
+
+def weak_tensor_dict() -> MutableMapping[torch.Tensor, Any]:
+    """Return an empty dictionary whose keys are tensors, each by its identity, and do not keep them alive.
+
+    Private because: ``weakref.WeakKeyDictionary`` compares keys with ``==``, which for tensors is elementwise, and
+    torch documents no dictionary of its own.
+    Seen: ``torch.utils.weak.WeakTensorKeyDictionary`` in torch 2.13.
+    """
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
 
 
 # -- the flight recorder (what was issued, how large, from which line) ------------------------------
