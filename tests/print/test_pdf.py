@@ -10,7 +10,7 @@ from pypdf import PdfReader
 from sample_book import LISTING, Built, book, sample_pdfs  # noqa: F401  (fixtures)
 
 from _ext.forms import print_page, print_tree, weasy
-from _ext.problems import Stop
+from _ext.problems import BuildError
 from tools import need
 
 FLAT = re.compile(r"\s+")
@@ -274,7 +274,7 @@ def test_a_missing_library_is_named_with_its_package(monkeypatch, error, advice)
 
     monkeypatch.delitem(sys.modules, "weasyprint", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Refuse(), *sys.meta_path])
-    with pytest.raises(Stop, match=re.escape(advice)) as caught:
+    with pytest.raises(BuildError, match=re.escape(advice)) as caught:
         weasy.load_weasyprint()
     assert caught.value.__suppress_context__
 

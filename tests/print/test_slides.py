@@ -148,7 +148,7 @@ def test_one_page_for_each_slide_stacks_and_breaks_included_hidden_ones_left_out
     assert "first step" in shown[5]
     assert "second step" in shown[5]
     assert "Behind the break" in shown[6]
-    assert "the slide 'Too much' does not fit on its page; say less" in warnings
+    assert "the slide 'Too much' does not fit on its page; shorten it" in warnings
     assert warnings.count("WARNING") == 1
 
 

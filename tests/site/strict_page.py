@@ -32,6 +32,15 @@ def violations(page: Page, but: Collection[str] = ()) -> list[str]:
     ]
 
 
+def wait_for(page: Page, expression: str) -> None:
+    """As ``page.wait_for_function``, which needs an eval that the policy of the page forbids."""
+    for _ in range(200):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never: {expression}")
+
+
 class StrictPage:
     """``html`` with style sheets and scripts of handbook/_static, ``looks.css`` being the ground under them.
 
@@ -73,7 +82,7 @@ class StrictPage:
     def _open(self) -> Page:
         page = self._browser.new_page()
         self._pages.append(page)
-        page.on("console", lambda said: self._wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("console", lambda one: self._wrong.append(one.text) if one.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: self._wrong.append(str(error)))
         page.route("**/*", self._serve)
         page.goto(f"{_HOST}page.html")

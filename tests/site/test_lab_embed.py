@@ -154,7 +154,7 @@ def test_a_document_is_read_again_when_the_lab_was_run_again(book: TinyBook) -> 
 
 
 @pytest.mark.parametrize(
-    ("directive", "told"),
+    ("directive", "message"),
     [
         ("{lab-output} bucket-xry 1", "no such lab; did you mean 'bucket-xray'?"),
         ("{lab-output} other 1", "no such lab; there is bucket-xray, silent"),
@@ -163,22 +163,22 @@ def test_a_document_is_read_again_when_the_lab_was_run_again(book: TinyBook) -> 
         ("{lab-output} bucket-xray", "printed block (no number) is not there; it has 2 printed blocks"),
         ("{lab-output} bucket-xray one", "printed block one is not there"),
         ("{lab-output} bucket-xray 2\n:lines: 4", ":lines: 4 is outside of the block, which has 1 lines"),
-        ("{lab-output} bucket-xray 2\n:lines: a", ":lines: a is no list of lines; write it like 1-3,7"),
+        ("{lab-output} bucket-xray 2\n:lines: a", ":lines: a is not a list of lines; write it like 1-3,7"),
         ("{lab-output} silent 1", "plot_06_silent.base.json is missing"),
         ("{lab-figure} bucket-xray 1", "add :alt: and say what the figure shows"),
         ("{lab-figure} bucket-xray 3\n:alt: x", "figure 3 is not there; it has 2 figures, counted from 1"),
-        ("{lab-figure} bucket-xray 1\n:alt: x\n- list", "the caption must be a paragraph"),
-        ("{lab-code} bucket-xray", "say either :function: or :start-after: and :end-before:"),
+        ("{lab-figure} bucket-xray 1\n:alt: x\n- list", "begin with a paragraph that says what to see"),
+        ("{lab-code} bucket-xray", "give either :function: or :start-after: and :end-before:"),
         ("{lab-code} bucket-xray\n:function: wrker", "plot_05_bucket_xray.py defines no 'wrker', but worker, inner"),
         ("{lab-code} bucket-xray\n:start-after: nowhere", "plot_05_bucket_xray.py has no line with 'nowhere'"),
         ("{lab-code} bucket-xray\n:start-after: torch\n:end-before: A lab", "has no line with 'A lab' below line"),
     ],
 )
-def test_a_wrong_request_is_told_where_and_what_there_is(book: TinyBook, directive: str, told: str) -> None:
+def test_a_wrong_request_is_told_where_and_what_there_is(book: TinyBook, directive: str, message: str) -> None:
     book.chapters(first=f"```{directive}\n```\n")
     for _ in range(2):  # also in the second build, which would find the document up to date
         complaints = book.build().complaints
-        assert told in complaints
+        assert message in complaints
         name, lab = re.findall(r"[a-z-]+", directive)[:2]
         assert f"first.md:3: WARNING: {name} {lab!r}: " in complaints
 

@@ -17,7 +17,7 @@ from sphinx.writers.html5 import HTML5Translator
 
 from ..evidence import labs
 from ..evidence.lab_pieces import stamp_text
-from ..problems import Stop, complain, which
+from ..problems import BuildError, suggestion, warn_at
 
 _TARGET = re.compile(r"(?P<lab>[a-z0-9-]+)\.(?P<name>\w+)(:(?P<format>.+))?")
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -39,7 +39,7 @@ class MeasuredRole(SphinxRole):
         try:
             return [self._value()], []
         except ValueError as error:
-            complain(self.env, f"measured {self.text!r}: {error}", self.get_source_info()[1])
+            warn_at(self.env, f"measured {self.text!r}: {error}", self.get_source_info()[1])
             return [nodes.literal("", self.text)], []
 
     def _value(self) -> measured:
@@ -48,11 +48,11 @@ class MeasuredRole(SphinxRole):
             raise ValueError("write lab-id.name, or lab-id.name:.2f with a format")
         lab = labs.all_labs().get(target["lab"])
         if lab is None:
-            raise ValueError(f"there is no lab {target['lab']!r}{which(target['lab'], labs.all_labs())}")
+            raise ValueError(f"there is no lab {target['lab']!r}{suggestion(target['lab'], labs.all_labs())}")
         self.env.note_dependency(str(lab.shown_file(self.config)))
         try:
             evidence = labs.lab_evidence(lab, self.config)
-        except Stop as error:
+        except BuildError as error:
             raise ValueError(str(error)) from error
         kept = evidence["values"].get(target["name"])
         source = f"lab {lab.id}: {stamp_text(evidence)}"

@@ -92,7 +92,7 @@ def some_lines(asked: str, text: str) -> str:
     try:
         numbers = parselinenos(asked, len(lines))
     except ValueError as error:
-        raise EmbedError(f":lines: {asked} is no list of lines; write it like 1-3,7") from error
+        raise EmbedError(f":lines: {asked} is not a list of lines; write it like 1-3,7") from error
     if not numbers or max(numbers) >= len(lines):
         raise EmbedError(f":lines: {asked} is outside of the block, which has {len(lines)} lines")
     return "\n".join(lines[number] for number in numbers)

@@ -18,8 +18,8 @@ from sphinx.writers.html5 import HTML5Translator
 from ddplab.diagnose.browser import page_data
 from ddplab.diagnose.entry import FOLDER, EntryError, check_explains, entries
 
-from ..cards.card_page import folds
-from ..problems import Stop
+from ..markup import close, has_folds
+from ..problems import BuildError
 
 
 class diagnose_log(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
@@ -37,7 +37,7 @@ class Diagnose(SphinxDirective):
             check_explains()
             data = page_data(entries())
         except EntryError as error:
-            raise Stop(f"diagnose: {error}") from error
+            raise BuildError(f"diagnose: {error}") from error
         for name in _names():
             self.env.note_dependency(str(FOLDER / name))
         self.env.metadata[self.env.docname]["diagnose"] = _names()
@@ -58,7 +58,7 @@ def with_other_entries(app: Sphinx, env: BuildEnvironment, *_: Any) -> list[str]
 
 def visit(self: HTML5Translator, node: nodes.Element) -> None:
     """The element in a browser, a plain block elsewhere."""
-    if folds(self.builder):
+    if has_folds(self.builder):
         errors = self.builder.get_relative_uri(self.builder.current_docname, "errors")
         self.body.append(f'<ddp-diagnose errors="{errors}">\n')
         self.body.append(f'<script type="application/json">{node["data"]}</script>\n<div class="diagnose-instead">\n')
@@ -68,21 +68,16 @@ def visit(self: HTML5Translator, node: nodes.Element) -> None:
         self.context.append("</div>\n")
 
 
-def depart(self: HTML5Translator, node: nodes.Element) -> None:
-    """Close what the visit opened."""
-    self.body.append(self.context.pop())
-
-
 def add_script(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
     """Only the page that needs them loads the script and its style sheet."""
-    if folds(app.builder) and doctree and next(iter(doctree.findall(diagnose_log)), None):
+    if has_folds(app.builder) and doctree and next(iter(doctree.findall(diagnose_log)), None):
         app.add_js_file("diagnose.js", loading_method="defer")
         app.add_css_file("diagnose.css")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive and its node."""
-    app.add_node(diagnose_log, html=(visit, depart))
+    app.add_node(diagnose_log, html=(visit, close))
     app.add_directive("diagnose", Diagnose)
     app.connect("html-page-context", add_script)
     app.connect("env-get-outdated", with_other_entries)

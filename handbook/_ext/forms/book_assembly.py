@@ -114,7 +114,7 @@ def book_html(
 
 
 def _check_links(body: ET.Element, inside: Set[str], known: Set[str], labs: Mapping[str, int]) -> None:
-    """Make links that leave this PDF plain text; complain about links that lead nowhere."""
+    """Make links that leave this PDF plain text; warn of links that lead nowhere."""
     here = {element.get("id") for element in body.iter()} | {"contents"}
     elsewhere = {anchor(name): labs.get(name, 0) for name in known - inside}
     for article in body:
@@ -124,8 +124,8 @@ def _check_links(body: ET.Element, inside: Set[str], known: Set[str], labs: Mapp
                 continue
             document, _, _ = href[1:].partition("--")
             if href.startswith("#") and document not in elsewhere:
-                source = f'<a href="{href}">{"".join(link.itertext())}</a>'
-                logger.warning("print: a link leads nowhere: %s", source, location=article.get("id"), type="bookpdf")
+                message = f'in print, <a href="{href}">{"".join(link.itertext())}</a> leads nowhere'
+                logger.warning(message, location=article.get("id"), type="bookpdf")
             link.tag = "span"
             link.attrib.pop("href", None)
             named = classes(link)
