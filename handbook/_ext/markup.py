@@ -21,6 +21,12 @@ def close(self: HTML5Translator, node: nodes.Element) -> None:
     self.body.append(self.context.pop())
 
 
+def inline(directive: SphinxDirective, text: str) -> list[nodes.Node]:
+    """The nodes of a line of source text, with what is wrong with it."""
+    found, messages = directive.parse_inline(text, lineno=directive.lineno)
+    return [*found, *messages]
+
+
 def cross_reference(
     docname: str, kind: str, target: str, text: str | nodes.Node, *, explicit: bool = True
 ) -> addnodes.pending_xref:

@@ -39,7 +39,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names)
     if near:
         return f"; did you mean {' or '.join(map(repr, near))}?"
-    return f"; there is {', '.join(names) or 'none'}" if len(names) <= 12 else ""
+    return f"; choose one of {', '.join(names)}" if 0 < len(names) <= 12 else ""
 
 
 def warn_at(env: BuildEnvironment, message: str, line: int) -> None:

@@ -41,7 +41,7 @@ def test_what_the_book_uses_is_drawn(tex, inline):
 
 
 def test_parentheses_grow_with_their_content_only():
-    """ziamath 0.13 draws a parenthesis of 80 em around a sum, unless told that the sum does not stretch."""
+    """ziamath 0.13 draws a parenthesis of 80 em around a sum, unless it knows that the sum does not stretch."""
     assert math_svg.draw(r"\left(\sum_b T_b\right)", inline=False).height_em < 4
 
 

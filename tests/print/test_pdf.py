@@ -1,4 +1,4 @@
-"""The PDFs, read back: what a reader sees on each page, and what a screen reader is told."""
+"""The PDFs, read back: what a reader sees on each page, and what a screen reader gets."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from pypdf import PdfReader
 from sample_book import LISTING, Built, book, sample_pdfs  # noqa: F401  (fixtures)
 
-from _ext.forms import print_page, print_tree, weasy
+from _ext.forms import weasy
 from _ext.problems import BuildError
 from tools import need
 
@@ -242,7 +242,7 @@ def test_pdf_is_tagged_and_says_its_language_and_title(sample_pdfs, name, title)
 
 
 def _tags(reader: PdfReader) -> list:
-    """All tags, which is what a screen reader is told."""
+    """All tags, which is what a screen reader gets."""
     found = []
 
     def walk(node):
@@ -302,16 +302,3 @@ def test_code_reads_without_colours(whole, texts):
     assert "Semi" in faces["return"]
     assert re.search("It|Oblique", faces["passing"])
     assert not re.search("Semi|It|Oblique", faces["shown():"] if "shown():" in faces else faces["shown"])
-
-
-@pytest.mark.parametrize(
-    ("body", "empty"),
-    [
-        ("<section id=a><h1>Labs</h1></section>", True),
-        ("<section><h1>Labs</h1><p>Text.</p></section>", False),
-        ("<section><h1>Labs</h1><section><h2>More</h2></section></section>", True),
-        ("<section><h1>Labs</h1><section><h2>More</h2><img alt=x></section></section>", False),
-    ],
-)
-def test_a_page_with_a_title_only_counts_as_empty(body, empty):
-    assert print_page.is_empty(print_tree.parse(body)) is empty

@@ -273,8 +273,8 @@ def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides, deck_names):
         number = 0
         for slide, page, joined in zip(expected, shown, shared, strict=True):
             assert slide.title.split()[0] in page
-            said = re.sub(r"\s+", "", outside_formulas(slide.notes))
-            assert said[:40] in re.sub(r"\s+", "", handout[number])
+            notes = re.sub(r"\s+", "", outside_formulas(slide.notes))
+            assert notes[:40] in re.sub(r"\s+", "", handout[number])
             number += not joined
 
 

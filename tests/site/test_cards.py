@@ -136,7 +136,7 @@ def test_two_cards_of_one_id_end_every_build(book: TinyBook) -> None:
 
 def test_evidence_that_is_not_there_is_reported(book: TinyBook) -> None:
     missing = {
-        "lab:no-lab": "evidence lab:no-lab is not a lab; there is bucket-xray",
+        "lab:no-lab": "evidence lab:no-lab is not a lab; choose one of bucket-xray",
         "claim:no-claim": "there is no claim 'no-claim'",
         "section:no-label": "no-label",
     }

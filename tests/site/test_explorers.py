@@ -153,7 +153,7 @@ def test_paper_gets_the_drawing(book):
 
 
 WRONG = {
-    "```{step-explorer}\n:example: moon\n\nCaption.\n```": "there is no example 'moon'; there is ethernet, laptop",
+    "```{step-explorer}\n:example: moon\n\nCaption.\n```": "there is no example 'moon'; choose one of ethernet, laptop",
     "```{step-explorer}\n```": "step-explorer: write below it what to see; it becomes the caption",
     "```{step-explorer}\n- A list.\n```": "step-explorer: begin with a paragraph that says what to see",
     "```{ring-stepper}\n:ranks: 9\n\nCaption.\n```": "ring-stepper: ranks must be 2 to 5; got 9",

@@ -95,8 +95,8 @@ def test_the_page_follows_the_evidence(book: TinyBook) -> None:
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("bucket-sweep.worst", "bucket-sweep recorded no 'worst', but best_cap, count, name"),
-        ("sweep.count", "there is no lab 'sweep'; there is bucket-sweep"),
+        ("bucket-sweep.worst", "the lab bucket-sweep did not record 'worst'; choose one of best_cap, count, name"),
+        ("sweep.count", "there is no lab 'sweep'; choose one of bucket-sweep"),
         ("bucket-sweep", "write lab-id.name"),
         ("bucket-sweep.count:.2x", "measured 'bucket-sweep.count:.2x': "),
     ],

@@ -14,7 +14,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
 from ..evidence import labs
-from ..markup import cross_reference
+from ..markup import cross_reference, inline
 from ..problems import BuildError, end_if_any, suggestion, warn_at
 from .card_page import add_nodes, card, card_part, card_question, quiz_option, quiz_options
 from .card_source import OPTIONS, Card, CardError, Passage, parse_card
@@ -49,7 +49,7 @@ class CardDirective(SphinxDirective):
         _register(self.env).note(Entry(source.id, self.env.docname, line, source))
         node = card(source_card=source, kind=source.kind, ids=[f"card-{source.id}"])
         self.set_source_info(node)
-        node += card_question("", "", *self.inline(source.question), kind=source.kind, level=source.level)
+        node += card_question("", "", *inline(self, source.question), kind=source.kind, level=source.level)
         if source.options:
             node += self.options_of(source)
         parts = {}
@@ -64,11 +64,6 @@ class CardDirective(SphinxDirective):
             parts.get("why", node).append(evidence)  # a quiz shows it with its answer
         return [node]
 
-    def inline(self, text: str) -> list[nodes.Node]:
-        """Nodes of inline source text."""
-        found, messages = self.parse_inline(text, lineno=self.lineno)
-        return [*found, *messages]
-
     def parsed(self, passage: Passage, first_line: int, into: card_part) -> card_part:
         """Put the nodes of ``passage`` into a part."""
         lines = StringList(passage.text.splitlines(), source=self.get_source_info()[0])
@@ -80,7 +75,7 @@ class CardDirective(SphinxDirective):
         several = sum(option.right for option in source.options) > 1
         made = quiz_options()
         for option in source.options:
-            text = self.inline(option.text)
+            text = inline(self, option.text)
             made += quiz_option("", "", *text, right=option.right, several=several, group=f"card-{source.id}")
         return made
 

@@ -20,7 +20,7 @@ from sphinx.util.nodes import make_refnode
 from ddplab.recording.keys import kit_key
 
 from ..evidence.proofs import Proof, read_proofs, read_results, result_of, results_edition, test_files
-from ..problems import BuildError, Problem, end_if_any, warn_at
+from ..problems import BuildError, Problem, end_if_any, suggestion, warn_at
 from .claims_page import ShowClaims, add_nodes, claim, claims_list
 from .register import Entry, Register
 
@@ -61,7 +61,7 @@ class ClaimDirective(SphinxDirective):
         """Note the claim and parse its sentence."""
         name, line = self.arguments[0], self.get_source_info()[1]
         if not "".join(self.content).strip():
-            warn_at(self.env, f"the claim {name!r} states nothing", line)
+            warn_at(self.env, f"the claim {name!r} is empty; write the sentence that a test shows", line)
             return []
         _register(self.env).note(Entry(name, self.env.docname, line))
         node = claim(claim_id=name, ids=[f"claim-{name}"])
@@ -110,13 +110,12 @@ def _problems(app: Sphinx, env: BuildEnvironment) -> Iterator[Problem]:
     stated = {entry.id for entry in register.claims()}
     proofs: dict[str, Proof] = {}
     for test in tests:
+        proves = f"{test.name} proves {test.claim!r}"
         if test.claim in proofs:
             first = proofs[test.claim]
-            yield Problem(
-                test.place, f"{test.name} proves {test.claim!r}, as {first.name} ({first.place}) does; keep one"
-            )
+            yield Problem(test.place, f"{proves}, as {first.name} ({first.place}) does; keep one")
         elif test.claim not in stated:
-            yield Problem(test.place, f"{test.name} proves {test.claim!r}, which no document claims")
+            yield Problem(test.place, f"{proves}, which is not a claim{suggestion(test.claim, stated)}")
         proofs.setdefault(test.claim, test)
     yield from _unproved(register.claims(), proofs, app)
 
@@ -131,7 +130,8 @@ def _unproved(claims: list[Entry], proofs: dict[str, Proof], app: Sphinx) -> Ite
     for entry in claims:
         test = proofs.get(entry.id)
         if test is None:
-            yield Problem((entry.docname, entry.line), f"no test in tests/claims proves the claim {entry.id!r}")
+            message = f"the claim {entry.id!r} has no test; mark one in tests/claims with @proves({entry.id!r})"
+            yield Problem((entry.docname, entry.line), message)
             continue
         try:
             result = result_of(test, kept)

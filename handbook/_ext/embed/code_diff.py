@@ -58,7 +58,7 @@ class CodeDiff(SphinxDirective):
                 return []
         lines = changes(*texts)
         if not lines:
-            warn_at(self.env, f"{self.name}: {' and '.join(self.arguments)} do not differ", self.lineno)
+            warn_at(self.env, f"{self.name}: {' and '.join(self.arguments)} do not differ; remove it", self.lineno)
             return []
         block = nodes.literal_block("\n".join(lines), "\n".join(lines), language="diff", classes=["code-diff"])
         self.set_source_info(block)

@@ -51,8 +51,8 @@ class Embed(SphinxDirective):
         """The number behind the lab's id, counted from 1."""
         given = self.arguments[1] if len(self.arguments) > 1 else ""
         if not given.isdigit() or not 1 <= int(given) <= available:
-            there_are = f"it has {available or 'no'} {what}{'' if available == 1 else 's'}"
-            raise EmbedError(f"{what} {given or '(no number)'} is not there; {there_are}, counted from 1")
+            wrong = f"there is no {what} {given!r}" if given else f"say which {what} to show"
+            raise EmbedError(f"{wrong}; the lab has {available or 'none'}" + ", counted from 1" * bool(available))
         return int(given)
 
     def missing(self, lab: labs.Lab, available: int) -> list[nodes.Node]:

@@ -74,7 +74,7 @@ class WhenRole(SphinxRole):
         condition, colon, text = self.text.partition(":")
         try:
             if not colon:
-                raise ValueError("write condition: text")
+                raise ValueError("write {when}`condition: text`")
             if not holds(condition, self.env):
                 return self._nothing()
         except (ValueError, BuildError) as error:
@@ -99,7 +99,7 @@ class EditionRole(SphinxRole):
         try:
             facts = _facts(manifest(self.env))
             if self.text not in facts:
-                raise ValueError(f"there is no such fact{suggestion(self.text, facts)}")
+                raise ValueError(f"there is no such fact about an edition{suggestion(self.text, facts)}")
             return [nodes.inline("", facts[self.text], classes=["edition-fact"])], []
         except (ValueError, BuildError) as error:
             warn_at(self.env, f"edition {self.text!r}: {error}", self.get_source_info()[1])

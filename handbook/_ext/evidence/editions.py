@@ -19,7 +19,7 @@ from ddplab.recording.edition import DamagedError
 from ddplab.recording.keys import lab_key, load_cache, save_cache
 from ddplab.runtime.evidence import write_json
 
-from ..problems import BuildError
+from ..problems import BuildError, suggestion
 from . import labs
 from .labs import Lab, all_labs, edition, edition_of, lab_evidence
 
@@ -56,9 +56,9 @@ def select_evidence(app: Sphinx) -> None:
     """Put the evidence that this build shows beside each lab's page, where it changes only when the page must."""
     config = app.config
     if config.labs_edition and config.labs_edition not in (*recorded_editions(), "here"):
-        known = ", ".join(recorded_editions()) or "none"
         name = config.labs_edition
-        raise BuildError(f"unknown edition {name!r}; there is {known}, or record it: make edition NAME={name}")
+        known = suggestion(name, recorded_editions())
+        raise BuildError(f"there is no edition {name!r} (make edition NAME={name} would record it){known}")
     load_cache(labs.ROOT / "_build" / "keys.json")
     try:
         for lab in all_labs().values():

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from sphinx import addnodes
 
 from ..evidence.labs import manifest_file
-from .book_assembly import Entry, Page, book_html, cover_lines, entries, join
+from .book_assembly import Page, entries, is_empty, join
+from .book_front import Entry, book_html, cover_lines
 from .patches import drop_links_out_of
-from .print_page import SCHEME, is_empty, prepare
+from .print_page import SCHEME, prepare
 from .print_tree import anchor, parse, to_html
 from .weasy import Sheets, label_pages, lay_out, load_weasyprint, side_by_side, write
 from .whole_book import WholeBookBuilder

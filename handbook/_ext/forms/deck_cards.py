@@ -12,7 +12,7 @@ from sphinx.writers.html5 import HTML5Translator
 
 from ..cards.card_source import Card, Passage
 from ..cards.cards import cards_of_the_book
-from ..markup import close
+from ..markup import close, inline
 from ..problems import suggestion, warn_at
 
 
@@ -61,9 +61,7 @@ class DeckCard(SphinxDirective):
         return listed
 
     def _inline(self, text: str) -> list[nodes.Node]:
-        found, messages = self.parse_inline(text, lineno=self.lineno)
-        holder = nodes.inline("", "", *found, *messages)
-        return _without_links(holder)
+        return _without_links(nodes.inline("", "", *inline(self, text)))
 
     def _parsed(self, passage: Passage) -> list[nodes.Node]:
         return _without_links(nodes.container("", *self.parse_text_to_nodes(passage.text)))
