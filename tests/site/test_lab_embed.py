@@ -1,4 +1,4 @@
-"""Pieces of labs in chapters and decks: what is shown, what it says it ran on, and what a wrong request is told."""
+"""Pieces of labs in chapters and decks: what is shown, what it ran on, and what the answer to a wrong request is."""
 
 import json
 import os
