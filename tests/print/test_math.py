@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from sample_book import Book, Built, book, sample_html  # noqa: F401  (fixtures)
+from sample_book import Book, Built
 
 from _ext.forms import math_svg
 
@@ -24,7 +24,7 @@ FORMULAS = [
 
 
 @pytest.fixture(scope="module")
-def page(sample_html: Built) -> str:  # noqa: F811
+def page(sample_html: Built) -> str:
     return (sample_html.out / "first.html").read_text(encoding="utf-8")
 
 
@@ -86,7 +86,7 @@ def test_no_script_draws_mathematics(page):
     assert "mathjax" not in re.sub(r'class="[^"]*"', "", page).lower()
 
 
-def test_a_tex_error_names_file_line_and_tex(book: Book, tmp_path):  # noqa: F811
+def test_a_tex_error_names_file_line_and_tex(book: Book, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "conf.py").write_text((book.source / "conf.py").read_text(encoding="utf-8"), encoding="utf-8")

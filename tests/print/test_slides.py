@@ -176,10 +176,9 @@ def test_notes_stand_below_their_slide_and_only_in_the_handout(sample):
     assert float(page.mediabox.height) > float(page.mediabox.width)
 
 
-def test_code_is_coloured_and_lanes_are_lanes_without_a_script(sample):
+def test_lanes_notes_and_kinds_of_slides_are_in_the_page(sample):
     page = BeautifulSoup((sample[0] / "sample.html").read_text(), "html.parser")
     code = page.find("section", id="code")
-    assert code.select_one(".highlight-python .k").get_text() == "def"
     assert [lane["class"][1] for lane in page.select(".lanes .lane")] == ["r0", "r1"]
     assert code.select_one("aside.notes code").get_text() == "x < y"
     assert "deck-title" in page.find("section", id="a-sample-a-test")["class"]
@@ -215,6 +214,8 @@ def test_the_scheme_can_be_chosen_in_the_address(browser, sample, asked, paper):
     page = browser.new_page()
     page.goto((sample[0] / "sample.html").as_uri() + asked)
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+    colors = page.locator("#code pre span").evaluate_all("all => all.map(one => getComputedStyle(one).color)")
+    assert len(set(colors)) > 2, "code is coloured"
     page.close()
 
 

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from strict_page import StrictPage
+from strict_page import KINDS, StrictPage
 
 from _ext.explorers.explorer_examples import page_data
 
-KINDS = ("step-explorer", "ring-stepper", "interval-calculator")
 JOB = 'save-s="30" nodes="128" node-mtbf-days="1460" restart-s="300" interval-min="1440"'
 
 

@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, Page, Route
 from tools import ROOT
 
 STATIC = ROOT / "handbook" / "_static"
+KINDS = ("step-explorer", "ring-stepper", "interval-calculator")
 _HOST = "http://page.test/"
 _CSP = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'"
 # furo gives the page its colours

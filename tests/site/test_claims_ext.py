@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_book import TinyBook
+from tiny_book import LAUNCH, TinyBook
 
 from _ext.evidence.proofs import read_proofs
 from ddplab.recording.keys import claim_key
@@ -38,7 +38,6 @@ def test_one():
 """
 FIRST = "```{claim} sum-is-two\nThe `sum` is *two*.\n```\n"
 SECOND = ":::{claim} one-is-one\nOne is [one](#place).\n:::\n\n(place)=\n## A place\n"
-LAUNCH = {"ranks": 2, "backend": "gloo", "torch": "2.13.0", "gpu": None, "gpus": 0}
 
 
 @pytest.fixture

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
-from strict_page import STATIC, violations, wait_for
+from strict_page import KINDS, STATIC, violations, wait_for
 from tiny_book import EXTENSIONS, TinyBook
 
 from _ext.explorers.explorer_examples import EXAMPLES
 from _ext.explorers.interval_drawing import Job, interval_words
 from _ext.explorers.step_drawing import step_words
-from conftest import KINDS
 
 pytestmark = pytest.mark.full
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tiny_book import TinyBook
+from tiny_book import LAUNCH, TinyBook, evidence
 
 from _ext.evidence.lab_pieces import stamp_text
 
@@ -44,7 +44,6 @@ BLOCKS = [
 ]
 PAGE = ":orphan:\n\nA bucket X-ray\n==============\n"
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="72pt" height="36pt" viewBox="0 0 72 36"><path d="M0 0h9"/></svg>'
-LAUNCH = {"ranks": 2, "backend": "gloo", "torch": "2.13.0+cpu", "gpu": None, "gpus": 0, "nccl": None}
 FIGURE = """
 ```{lab-figure} bucket-xray 2
 :alt: Boxes in rows.
@@ -54,19 +53,6 @@ What to *see*.
 """
 
 
-def evidence(**changes: object) -> dict:
-    machine = {"cpu": "Some CPU", "cores": 2}
-    kept = {"key": "0", "date": "2026-11-21T07:00:00", "machine": machine, "launches": [LAUNCH], "values": {}}
-    shown = {
-        "blocks": BLOCKS,
-        "edition": "base",
-        "borrowed": False,
-        "folder": "gallery/editions/here/labs",
-        "stale": False,
-    }
-    return {**kept, **shown, "blocks": BLOCKS, **changes}
-
-
 @pytest.fixture
 def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
     made = TinyBook(tmp_path, monkeypatch)
@@ -74,7 +60,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
     made.write("gallery/internals/plot_05_bucket_xray.py", SCRIPT)
     made.write("gallery/internals/plot_06_silent.py", "")
     made.write("handbook/labs/internals/plot_05_bucket_xray.rst", PAGE)
-    made.write("handbook/labs/internals/plot_05_bucket_xray.base.json", json.dumps(evidence()))
+    made.write("handbook/labs/internals/plot_05_bucket_xray.base.json", json.dumps(evidence(blocks=BLOCKS)))
     for number in (1, 2):
         made.write(f"gallery/editions/here/labs/bucket-xray-{number}.svg", SVG)
     return made
@@ -144,7 +130,7 @@ def test_a_document_is_read_again_when_the_lab_was_run_again(book: TinyBook) -> 
     book.chapters(first="```{lab-output} bucket-xray 2\n```\n", other="Text.")
     book.build()
     assert book.build().written == []
-    again = json.dumps(evidence()).replace("indented", "new")
+    again = json.dumps(evidence(blocks=BLOCKS)).replace("indented", "new")
     changed = book.write("handbook/labs/internals/plot_05_bucket_xray.base.json", again)
     later = changed.stat().st_mtime + 5
     os.utime(changed, (later, later))

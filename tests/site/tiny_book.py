@@ -28,6 +28,16 @@ html_theme = "basic"
 """
 
 
+LAUNCH = {"ranks": 2, "backend": "gloo", "torch": "2.13.0+cpu", "gpu": None, "gpus": 0, "nccl": None}
+
+
+def evidence(**changes: object) -> dict:
+    """What a build shows of a lab that ran on two ranks of a CPU."""
+    kept = {"key": "0", "date": "2026-11-21T07:00:00", "machine": {"cpu": "Some CPU", "cores": 2}}
+    kept |= {"launches": [LAUNCH], "values": {}, "blocks": [], "edition": "base", "borrowed": False}
+    return {**kept, "folder": "gallery/editions/here/labs", "stale": False, **changes}
+
+
 @dataclass
 class Built:
     """What one build left."""
