@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pypdf import PdfReader
 
-from _ext.cards.card_source import read_cards
+from _ext.cards.cards import cards_of_the_book
 from tools import need, need_pango
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +133,7 @@ def check_cards(cards, text: str) -> None:
 
 def test_a_chapter_has_its_cards_its_figures_and_right_page_numbers(chapter):
     chapter.check()
-    cards = [card for card in read_cards(ROOT / "handbook").values() if card.path.stem == "idea"]
+    cards = [card for card in cards_of_the_book().values() if card.path.stem == "idea"]
     assert len(cards) >= 5
     check_cards(cards, chapter.text)
     assert chapter.reader.metadata.title.endswith("The DDP Handbook")
@@ -142,7 +142,7 @@ def test_a_chapter_has_its_cards_its_figures_and_right_page_numbers(chapter):
 @pytest.mark.full
 def test_the_handbook_has_every_card_and_right_page_numbers(handbook):
     handbook.check()
-    cards = read_cards(ROOT / "handbook")
+    cards = cards_of_the_book()
     assert len([card for card in cards.values() if card.kind == "interview"]) >= 12
     assert len([card for card in cards.values() if card.kind == "quiz"]) >= 5
     check_cards(cards.values(), handbook.text)

@@ -8,10 +8,8 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from . import need, need_ranks, number, print_json
-from .tune_ranks import answer_of_ranks
 from .tune_report import as_text as as_text  # a lab takes both from here: it shows what this command prints
 from .tune_report import draw as draw
 
@@ -117,6 +115,8 @@ def _tune(arguments: argparse.Namespace) -> int:
     need_ranks("tune-buckets")
     if arguments.plot:
         need("matplotlib", "tune-buckets --plot")
+    from .tune_ranks import answer_of_ranks  # imports what starts ranks
+
     terminal = None
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         with contextlib.suppress(OSError):

@@ -6,10 +6,9 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
-from ..evidence.labs import Lab, all_labs, edition, edition_of, lab_evidence, read_json
+from ..evidence.labs import Lab, all_labs, lab_evidence, manifest_file, read_json
 
 _NEEDED = ("edition", "machine", "torch", "nccl", "gpus", "backends", "world_sizes", "commit")
 
@@ -19,7 +18,7 @@ class EditionManifest(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Build them from the manifest and from the evidence that the pages show."""
-        path = edition(edition_of(self.config)).folder / "manifest.json"
+        path = manifest_file(self.config)
         result: list[nodes.Node] = []
         if path.exists():
             self.env.note_dependency(str(path))
@@ -76,13 +75,7 @@ def _row(cells: list[Any]) -> nodes.row:
     return nodes.row("", *[nodes.entry("", nodes.paragraph("", "", text)) for text in texts])
 
 
-def name_manifest(app: Sphinx, config: Config) -> None:
-    """Tell print, for its cover, which edition this build renders."""
-    config.bookpdf_manifest = str(edition(edition_of(config)).folder / "manifest.json")
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive."""
     app.add_directive("edition-manifest", EditionManifest)
-    app.connect("config-inited", name_manifest)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

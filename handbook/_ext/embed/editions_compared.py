@@ -17,7 +17,7 @@ from ddplab.recording.edition import DamagedError, Edition
 
 from ..evidence import labs
 from ..evidence.editions import recorded_editions
-from ..problems import Stop
+from ..problems import BuildError
 from .edition_page import lab_link, table
 from .measured import value_text
 
@@ -37,7 +37,7 @@ class EditionsCompared(SphinxDirective):
             pairs = [compare(first, other) for other in others]
             counts = [_counts(edition) for edition in editions]
         except DamagedError as error:
-            raise Stop(str(error)) from None
+            raise BuildError(str(error)) from None
         facts = _beside(pairs, lambda pair: (((fact.name,), _fact(fact.a), _fact(fact.b)) for fact in pair.facts))
         facts += [[what, *[one[what] for one in counts]] for what in sorted(set().union(*counts))]
         shown: list[nodes.Node] = [table(facts, ["Fact", *names])]
@@ -50,7 +50,7 @@ class EditionsCompared(SphinxDirective):
             values.sort(key=lambda row: list(known).index(row[0]))
             for row in values:
                 row[0] = lab_link(self, known[row[0]])
-            # Too many for paper: in the web book only.
+            # Too many to print: on the web only.
             tables = [nodes.rubric("", "Values that differ"), table(values, ["Lab", "Value", *names])]
             shown.append(addnodes.only("", *tables, expr="builder_html"))
         return shown

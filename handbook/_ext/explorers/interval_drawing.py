@@ -1,29 +1,14 @@
-"""``{interval-calculator}``: how often to save, with fields in a browser, and as a figure everywhere else.
-
-It stands in a numbered figure like the explorers, whose node and style it shares; its content is the caption.
-Where no script runs, the drawing shows the job that the options describe.
-"""
+"""How often a job saves best, as a drawing: what the interval calculator shows where no script runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
-from docutils import nodes
-from docutils.parsers.rst import directives
-from sphinx.application import Sphinx
-
-from ddplab.model import interval
 from ddplab.model.interval import daly_s, lost_fraction, young_s
 
-from ..cards.card_page import folds
-from ..problems import complain
-from .step_and_ring import _Explorer, explorer
 from .svg_pieces import INK, MARK, SOFT, WIDTH, line, svg, text
 
-KIND = "interval-calculator"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 _TICKS_S = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 10 * 86400, 30 * 86400, 100 * 86400)
 
@@ -71,12 +56,12 @@ def interval_figure(job: Job) -> str:
     def y(part: float) -> float:
         return bottom - part / most * (bottom - top)
 
-    told = (
+    about = (
         f"{job.nodes:g} nodes, one failure of a node in {job.node_mtbf_days:g} days; "
         f"a save stops training for {job.save_s:g} s, a restart takes {job.restart_s:g} s"
     )
     parts = [text(f"Save every {_time(daly)}: {_share(job.lost(daly))} of the time is lost", 0, 16, size=16, bold=True)]
-    parts += [text(told, 0, 36), text("% of the time lost", 0, top - 12)]
+    parts += [text(about, 0, 36), text("% of the time lost", 0, top - 12)]
     parts += [line(left, bottom, right, bottom, SOFT), line(left, top, left, bottom, SOFT)]
     for part in (0, most / 2, most):
         parts += [line(left - 4, y(part), left, y(part), SOFT), text(f"{100 * part:.2g}", left - 9, y(part) + 4, "end")]
@@ -116,45 +101,3 @@ def _share(part: float) -> str:
 
 def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 99.5 else f"{value:.3g}"
-
-
-def _number(argument: str) -> float:
-    value = float(argument)
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"must be a number, 0 or more; got {argument!r}")
-    return value
-
-
-class IntervalCalculator(_Explorer):
-    """The saving interval of a job, with fields; the options say what they hold at first."""
-
-    option_spec: ClassVar[dict[str, Callable[[str], Any]]] = {
-        **{name.replace("_", "-"): _number for name in asdict(Job())},
-        "name": directives.unchanged,
-    }
-
-    def run(self) -> list[nodes.Node]:
-        """Make the figure; a job that the formulas do not take is reported."""
-        given = {name.replace("-", "_"): value for name, value in self.options.items() if name != "name"}
-        job = Job(**given)
-        if not all(value > 0 for name, value in asdict(job).items() if name != "restart_s"):
-            complain(self.env, f"{self.name}: all but restart-s must be more than 0; got {job}", self.lineno)
-            return []
-        for module_file in (__file__, interval.__file__):
-            self.env.note_dependency(module_file)
-        options = " ".join(f'{name.replace("_", "-")}="{value:g}"' for name, value in asdict(job).items())
-        return self.figure(explorer(kind=KIND, options=options, data="", svg=interval_figure(job)))
-
-
-def add_style(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
-    """Only a page with a calculator loads its style sheet; its script is loaded by `explorers`."""
-    if doctree and folds(app.builder) and any(node["kind"] == KIND for node in doctree.findall(explorer)):
-        app.add_css_file(f"{KIND}.css", priority=600)
-
-
-def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directive."""
-    app.setup_extension("_ext.explorers.step_and_ring")
-    app.add_directive(KIND, IntervalCalculator)
-    app.connect("html-page-context", add_style)
-    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
