@@ -392,7 +392,7 @@ def _generators(state: Mapping[str, Any]) -> _States:
         {n: v for n, v in state.items() if isinstance(v, torch.Generator)},
     )
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # else nothing has drawn from it, and a forked process may not begin to
         states["cuda"] = torch.cuda.get_rng_state()
     if numpy is not None:
         found = numpy.random.get_state(legacy=False)  # its key is an array, which weights_only refuses

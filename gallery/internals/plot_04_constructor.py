@@ -47,7 +47,8 @@ def copy_state():
     optimizer = torch.optim.Adam(model.parameters())
     optimizer.state[model.weight]["exp_avg"] = torch.full((16,), rank)
     before = values(model, optimizer)
-    with torch.profiler.profile(record_shapes=True) as profile:
+    host = [torch.profiler.ProfilerActivity.CPU]  # a GPU's spans have the same names
+    with torch.profiler.profile(activities=host, record_shapes=True) as profile:
         DistributedDataParallel(model)
     calls = [
         (event.name.partition(":")[2], event.input_shapes)

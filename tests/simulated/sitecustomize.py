@@ -142,8 +142,8 @@ if COUNT:
         def init_process_group(backend=None, *args, device_id=None, **kwargs):
             asked = backend or ("cpu:gloo,cuda:nccl" if visible() else "gloo")
             real("gloo" if "nccl" in asked else asked, *args, **kwargs)
-            state.backend[dist.group.WORLD] = asked
-            if "nccl" in asked:
+            state.backend[dist.group.WORLD.group_name] = asked
+            if "nccl" in asked and device_id is not None:  # else it would connect with the first CUDA tensor
                 store = distributed_c10d._get_default_store()  # a collective would be counted by the flight recorder
                 store.set(f"simulated/{dist.get_rank()}", uuid(device_id))
                 uuids = {store.get(f"simulated/{rank}") for rank in range(dist.get_world_size())}
@@ -154,7 +154,7 @@ if COUNT:
 
     def get_backend(group=None, real=dist.get_backend):
         """What was asked for."""
-        return state.backend.get(group or dist.group.WORLD) or real(group)
+        return state.backend.get(getattr(group or dist.group.WORLD, "group_name", None)) or real(group)
 
     def autocast_init(self, device_type, *args, real=torch.autocast.__init__, **kwargs):
         """On the CPU, where the tensors are."""
@@ -166,7 +166,8 @@ if COUNT:
             index(device)
         real(self, module, None, None, *args, **kw)
 
-    cuda.is_available, cuda.device_count = lambda: bool(visible()), lambda: len(visible())
+    cuda.is_initialized = cuda.is_available = lambda: bool(visible())
+    cuda.device_count = lambda: len(visible())
     cuda.current_device, cuda.set_device = lambda: state.current, set_device
     cuda.get_device_name = lambda device=None: f"{NAME} {visible()[index(device)]}"
     cuda.get_device_properties = lambda device=None: SimpleNamespace(
