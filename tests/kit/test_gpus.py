@@ -43,6 +43,14 @@ def worker(touch):
     return dist.get_backend(), str(device()), torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
+def by_gloo(touch):
+    import torch, torch.distributed as dist
+    from ddplab import device
+
+    dist.barrier()
+    dist.all_reduce(torch.ones(2, device=device()), group=dist.new_group(backend="gloo"))
+
+
 def over_a_slow_link():
     # One transfer that the GPU has ready: on which stream the link waits for it, and when it says that was.
     import torch
@@ -58,7 +66,7 @@ def over_a_slow_link():
     return streams, ready.at_s <= sent.launched_s <= sent.done_s - 0.01
 
 
-def noted(*arguments, **options):
+def noted(*arguments, worker=worker, **options):
     evidence.begin(folder / "evidence.json")
     ranks = launch(worker, *arguments, **options, quiet=True)
     (facts,) = evidence.end()["launches"]
@@ -79,7 +87,8 @@ def program(name, ranks, *arguments, own=False):
 
 
 found = {"two": noted(2, True), "three": noted(3, True), "two beside eight": noted(2, True, up_to=8)}
-found |= {"untouched": noted(2, False), "hidden": noted(2, True, env=ON_CPU), "each": a_gpu_each(2)}
+found |= {"by gloo": noted(2, True, worker=by_gloo), "untouched": noted(2, False)}
+found |= {"hidden": noted(2, True, env=ON_CPU), "each": a_gpu_each(2)}
 found["link"] = launch(over_a_slow_link, 1, quiet=True)[0]
 found["hello_ranks"] = program("hello_ranks.py", 2, "--patience=60", "--mib=1")
 tiny = "--width=16 --layers=1 --context=16 --batch=8 --steps=2 --log-every=1 --save-every=999".split()
@@ -135,6 +144,8 @@ def test_on_simulated_gpus_each_rank_has_its_own_or_all_share_under_gloo(count, 
     there, facts = found["untouched"]  # nothing of it was on a GPU
     assert there == expected(2, count > 1)
     assert (facts["backend"], facts["gpu"], facts["gpus"]) == ("gloo", None, count)
+    _, facts = found["by gloo"]  # NCCL was there, and had nothing but a barrier to do
+    assert (facts["backend"], facts["gpu"]) == ("gloo", "Simulated GPU 0")
     there, facts = found["hidden"]
     assert there == [["gloo", "cpu", None]] * 2
     assert (facts["backend"], facts["gpu"], facts["gpus"], facts["chosen"]) == ("gloo", None, 0, True)
