@@ -124,8 +124,9 @@ def table() -> list[str]:
 
 def simulate(gpus: int, labs: list[str]) -> int:
     """Record what is not recorded yet of an edition of a simulated machine; return the exit status."""
-    path = f"{ROOT / 'tests' / 'simulated'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
-    env = {**os.environ, "SIMULATED_GPUS": str(gpus), "PYTHONPATH": path, "MPLBACKEND": "agg"}
+    env = {**os.environ, "SIMULATED_GPUS": str(gpus), "MPLBACKEND": "agg"}
+    for name in ("PATH", "PYTHONPATH"):
+        env[name] = f"{ROOT / 'tests' / 'simulated'}:{os.environ.get(name, '')}".rstrip(":")
     command = [sys.executable, "-m", "ddplab.recording", f"simulated-{gpus}", "--into", str(SIMULATED)]
     only = ["--labs", *labs, "--no-claims"] if labs else []
     return subprocess.run([*command, *only], env=env, cwd=ROOT, check=False).returncode

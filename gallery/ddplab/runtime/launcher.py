@@ -30,6 +30,7 @@ from typing import Any
 import cloudpickle
 
 from . import evidence
+from .gpus import cards
 from .rank import STACK_SIGNAL, Job, run_rank, worker_frames
 
 # A rank whose peer died reports its broken connection, often before the parent sees the death itself.
@@ -318,13 +319,8 @@ def reserve_port(address: str = "127.0.0.1") -> socket.socket:
 
 
 def _default_nproc() -> int:
-    """One rank per GPU where there are several, else 2. Counted without importing torch or touching CUDA."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    else:
-        count = len(visible.split(",")) if visible else 0
-    return max(count, 2)
+    """One rank per GPU where there are several, else 2."""
+    return max(2, len(cards()))
 
 
 def _torchrun_variables(rank: int, nproc: int, port: int) -> dict[str, str]:
