@@ -137,10 +137,6 @@ if COUNT:
                 state.allocated += made.nbytes
             return made
 
-    # In a stack its frames are torch's own: no program stands there.
-    code = CudaIsTheCpu.__torch_function__.__code__
-    CudaIsTheCpu.__torch_function__.__code__ = code.replace(co_filename=torch.overrides.__file__)
-
     def in_this_thread_too(thread, run=threading.Thread.run):
         """A mode holds in the thread that entered it."""
         with CudaIsTheCpu():
@@ -182,7 +178,11 @@ if COUNT:
         return dump
 
     def plays_nccl(name):
-        return "nccl" in state.backend.get(name, "")
+        return state.allocated > 0 and "nccl" in state.backend.get(name, "")
+
+    # In a stack they are torch's: no program stands there.
+    for function in (CudaIsTheCpu.__torch_function__, new_group):
+        function.__code__ = function.__code__.replace(co_filename=torch.overrides.__file__)
 
     def get_backend(group=None, real=dist.get_backend):
         """What was asked for."""
