@@ -14,10 +14,11 @@ from ..evidence.labs import Lab, all_labs, edition, edition_of, lab_evidence, re
 
 _NEEDED = ("edition", "machine", "torch", "nccl", "gpus", "backends", "world_sizes", "commit")
 _NAMES = {"cpu": "Processor", "gpus": "GPUs", "cuda": "CUDA", "nccl": "NCCL", "torch": "torch", "gpu": "GPU"}
+_FIRST = ("edition", "gpus", "gpu memory in MiB", "driver", "cuda", "nccl", "torch", "cpu", "cores")
 
 
 class EditionManifest(SphinxDirective):
-    """A table of the machine of the edition that this build renders."""
+    """A table of the machine of the edition that this build renders, and how its GPUs hang together."""
 
     def run(self) -> list[nodes.Node]:
         """Build it from the manifest."""
@@ -30,7 +31,9 @@ class EditionManifest(SphinxDirective):
         facts |= {"backends": kept["backends"], "world sizes": kept["world_sizes"], "commit": kept["commit"]}
         if not kept["machine"]["gpus"]:
             facts |= {"gpus": "none", "driver": None, "cuda": None, "nccl": None}  # a build of torch may bring them
-        return [table([fact_name(name), fact(value)] for name, value in facts.items() if value not in (None, [], {}))]
+        drawing = facts.pop("topology", None)
+        rows = ([fact_name(name), fact(facts[name])] for name in in_order(facts) if facts[name] not in (None, [], {}))
+        return [table(rows), *([nodes.literal_block("", "\n".join(drawing), language="text")] if drawing else [])]
 
 
 class EditionLabs(SphinxDirective):
@@ -67,13 +70,16 @@ def lab_link(directive: SphinxDirective, lab: Lab) -> nodes.Node:
 def fact_name(name: str) -> str:
     """A fact of a manifest in the reader's spelling."""
     first, space, rest = name.partition(" ")
-    return _NAMES.get(first, first.capitalize()) + space + rest
+    return _NAMES.get(first, first[:1].upper() + first[1:]) + space + rest
 
 
-def fact(value: Any) -> str | nodes.Node:
-    """The value of a fact of a manifest: lists of equal entries in one, drawings as they are."""
-    if isinstance(value, list) and any(isinstance(one, str) and "  " in one for one in value):
-        return nodes.literal_block("", "\n".join(value))
+def in_order(names: Iterable[str]) -> list[str]:
+    """Facts of a manifest, the GPUs first."""
+    return sorted(names, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+
+
+def fact(value: Any) -> str:
+    """The value of a fact of a manifest; lists of equal entries in one."""
     if isinstance(value, list):
         once = list(dict.fromkeys(value))
         each = f"{len(value)} × " if len(value) > len(once) == 1 else ""
@@ -106,8 +112,7 @@ def _row(cells: list[Any], columns: int) -> nodes.row:
     row = nodes.row("", classes=["manifest-group"] if whole else [])
     for cell in cells:
         text = cell if isinstance(cell, nodes.Node) else nodes.Text(str(cell))
-        shown = text if isinstance(text, nodes.literal_block) else nodes.paragraph("", "", text)
-        row += nodes.entry("", shown, **({"morecols": columns - 1} if whole else {}))
+        row += nodes.entry("", nodes.paragraph("", "", text), **({"morecols": columns - 1} if whole else {}))
     return row
 
 

@@ -19,7 +19,7 @@ from ddplab.recording.edition import DamagedError, Edition
 from ..evidence import labs
 from ..evidence.editions import recorded_editions
 from ..problems import Stop
-from .edition_page import fact, fact_name, lab_link, table
+from .edition_page import fact, fact_name, in_order, lab_link, table
 from .measured import value_text
 
 
@@ -39,7 +39,9 @@ class EditionsCompared(SphinxDirective):
             counts = [_counts(edition) for edition in editions]
         except DamagedError as error:
             raise Stop(str(error)) from None
-        facts = _beside(pairs, lambda pair: (((fact_name(one.name),), fact(one.a), fact(one.b)) for one in pair.facts))
+        facts = _beside(pairs, lambda pair: (((one.name,), fact(one.a), fact(one.b)) for one in pair.facts))
+        of_fact = {name: values for name, *values in facts if name != "topology" and {*values} != {"none"}}
+        facts = [[fact_name(name), *of_fact[name]] for name in in_order(of_fact)]
         facts += [[what, *[one[what] for one in counts]] for what in sorted(set().union(*counts))]
         shown: list[nodes.Node] = [table(facts, ["Fact", *names])]
         known = labs.all_labs()
@@ -60,7 +62,7 @@ class EditionsCompared(SphinxDirective):
 
 
 def _beside(
-    pairs: list[Comparison], parts: Callable[[Comparison], Iterable[tuple[tuple[str, ...], Any, Any]]]
+    pairs: list[Comparison], parts: Callable[[Comparison], Iterable[tuple[tuple[str, ...], str, str]]]
 ) -> list[list[Any]]:
     """One row for each name that a comparison gives: the name's parts, what the first edition has, and each other."""
     found = [{name: (a, b) for name, a, b in parts(pair)} for pair in pairs]
