@@ -47,7 +47,8 @@ def copy_state():
     optimizer = torch.optim.Adam(model.parameters())
     optimizer.state[model.weight]["exp_avg"] = torch.full((16,), rank)
     before = values(model, optimizer)
-    with torch.profiler.profile(record_shapes=True) as profile:
+    host = [torch.profiler.ProfilerActivity.CPU]  # a GPU's spans have the same names
+    with torch.profiler.profile(activities=host, record_shapes=True) as profile:
         DistributedDataParallel(model)
     sent = [e for e in profile.events() if e.name.startswith(("gloo:", "nccl:"))]
     calls = [(e.name.partition(":")[2], e.input_shapes) for e in sent]

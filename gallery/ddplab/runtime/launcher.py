@@ -5,11 +5,10 @@ Each rank is forked from a process that has imported torch (forkserver.py), and 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from .gpus import cards
 from .rank import STACK_SIGNAL
 from .ranks import Failure, run_ranks
 
@@ -84,10 +83,5 @@ def lanes(outputs: list[str]) -> str:
 
 
 def _default_nproc() -> int:
-    """One rank per GPU where there are several, else 2. Counted without importing torch or touching CUDA."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    else:
-        count = len(visible.split(",")) if visible else 0
-    return max(count, 2)
+    """One rank per GPU where there are several, else 2."""
+    return max(2, len(cards()))

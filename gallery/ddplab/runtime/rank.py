@@ -131,11 +131,15 @@ def _wait_for_connections(store: Any, job: Job) -> None:
 
 
 def _correct(facts: dict[str, Any]) -> None:
-    """A worker that put nothing on its GPU has shown nothing of it, nor of NCCL: its tensors went through gloo."""
+    """A worker has shown nothing of a GPU on which it put nothing, nor of NCCL if all that it sent went by gloo."""
     import torch
+
+    from .torch_private import backends_used
 
     if facts["gpu"] and torch.cuda.max_memory_allocated() == 0:
         facts |= {"gpu": None, "backend": "gloo"}
+    if facts["backend"] == "nccl" and backends_used() == {"gloo"}:
+        facts["backend"] = "gloo"
 
 
 def _facts(nproc: int) -> dict[str, Any]:

@@ -167,13 +167,24 @@ def flight_progress() -> tuple[int, ...]:
     )
 
 
+def backends_used() -> set[str]:
+    """Return which backends have issued a collective or message for this rank, such as ``{"gloo"}``; barriers aside.
+
+    Private because: as for :func:`flight_records`; a group names the backends that it has, not those that it used.
+    Seen: ``torch._C._distributed_c10d._dump_fr_trace`` and ``_dump_nccl_trace`` in torch 2.13.
+    """
+    dumps = [pickle.loads(raw(True, False, False)) for raw in _recorders()]
+    names = [entry["profiling_name"] for dump in dumps for entry in dump.get("entries", [])]
+    return {name.partition(":")[0] for name in names if "barrier" not in name}
+
+
 def _recorders() -> list[Any]:
     if torch.__version__ < "2.11" and dist.is_initialized() and "nccl" not in dist.get_backend_config():
         raise RuntimeError(
             f"torch {torch.__version__} keeps no flight record of gloo; torch 2.11 is the first that does"
         )
     c10d: Any = torch._C._distributed_c10d
-    return [c10d._dump_fr_trace] + ([c10d._dump_nccl_trace] if dist.is_nccl_available() else [])
+    return [getattr(c10d, name) for name in ("_dump_fr_trace", "_dump_nccl_trace") if hasattr(c10d, name)]
 
 
 # -- torch.compile ----------------------------------------------------------------------------------

@@ -64,10 +64,8 @@ def cover_lines(config: Any, folder: Path) -> list[str]:
     lines = [f"Version {config.release}"] if config.release else []
     lines += manifest_lines(read_json(manifest)) if manifest and manifest.exists() else []
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    today = (
-        datetime.datetime.fromtimestamp(int(epoch), datetime.timezone.utc).date() if epoch else datetime.date.today()
-    )
-    return [*lines, f"Set on {today.isoformat()}"]
+    today = datetime.datetime.fromtimestamp(int(epoch), datetime.timezone.utc) if epoch else datetime.datetime.now()
+    return [*lines, f"Set on {today:%Y-%m-%d}"]
 
 
 def manifest_lines(manifest: dict[str, Any]) -> list[str]:
