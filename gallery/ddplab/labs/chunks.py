@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..runtime.rank import device
+from ..runtime.group import device
 from .plotting import FAINT, INK, MUTED, RANK_COLORS
 
 _GAP = 0.06  # white on each side of a cell, as a share of its place

@@ -13,7 +13,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
-from ..cards.card_page import depart_by_context, folds
+from ..markup import close, has_folds
 
 MARK = "# drawing"
 
@@ -35,7 +35,7 @@ def fold(block: nodes.literal_block, path: str) -> nodes.Element:
 
 def visit(self: HTML5Translator, node: drawing_code) -> None:
     """The code in a fold, or only where it is."""
-    if not folds(self.builder):
+    if not has_folds(self.builder):
         self.body.append(f'<p class="drawing-code">Drawing code: <code>{escape(node["path"])}</code></p>\n')
         raise nodes.SkipNode
     self.body.append('<details class="drawing-code"><summary>Drawing code</summary>\n')
@@ -44,5 +44,5 @@ def visit(self: HTML5Translator, node: drawing_code) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the node."""
-    app.add_node(drawing_code, html=(visit, depart_by_context))
+    app.add_node(drawing_code, html=(visit, close))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

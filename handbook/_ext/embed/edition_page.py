@@ -9,7 +9,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from ..evidence.labs import Lab, all_labs, lab_evidence, manifest_file, read_json
+from ..evidence.labs import Lab, all_labs, edition_of, lab_evidence, manifest_file, read_json
 
 _NEEDED = ("edition", "machine", "torch", "nccl", "gpus", "backends", "world_sizes", "commit")
 _NAMES = {"cpu": "Processor", "gpus": "GPUs", "cuda": "CUDA", "nccl": "NCCL", "torch": "torch", "gpu": "GPU"}

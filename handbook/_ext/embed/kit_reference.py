@@ -24,7 +24,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import ExtensionMetadata
 
 from ..evidence import labs
-from ..problems import complain
+from ..problems import warn_at
 
 _STYLE: Any = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)  # it stands for Sphinx's configuration
 
@@ -50,7 +50,7 @@ class Kit(SphinxDirective):
             for path in (name, *(f"{name}.{member}" for member in members)):
                 lines += self._described(path, "   " if path != name else "")
         except KeyError:
-            complain(self.env, f"{self.name}: the kit has no {path}", self.lineno)
+            warn_at(self.env, f"{self.name}: the kit has no {path}", self.lineno)
             return []
         made = self.parse_text_to_nodes("\n".join(lines))
         for signature in (one for node in made for one in node.findall(addnodes.desc_signature)):
