@@ -1,6 +1,8 @@
 # The habits of this house; each recipe is one thin line. `make help` lists them.
 PYTHON ?= python3
-VENV   ?= .venv
+# TORCH=python3 takes the torch of that Python as it is, and adds only what is missing, in an environment of its own.
+TORCH  ?=
+VENV   ?= $(if $(TORCH),.venv-torch,.venv)
 PY     ?= $(VENV)/bin/python
 SPHINX = $(PY) -m sphinx -c . -j auto -d _build/doctrees/book -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
 DECKS  = $(PY) -m sphinx -d _build/doctrees/slides -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
@@ -22,12 +24,12 @@ help: ## list the habits
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 17
 
 $(VENV)/pip: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("The handbook needs Python 3.11 or newer; this is %s. Try: make PYTHON=python3.11 …" % sys.version.split()[0])'
-	$(PYTHON) -m venv $(VENV)
+	@$(or $(TORCH),$(PYTHON)) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("The handbook needs Python 3.11 or newer; this is %s. Try: make PYTHON=python3.11 …" % sys.version.split()[0])'
+	$(if $(TORCH),$(TORCH) tests/own_torch.py $(VENV),$(PYTHON) -m venv $(VENV))
 	@touch $@
 
 $(VENV)/book $(VENV)/labs $(VENV)/test: $(VENV)/%: $(VENV)/pip
-	$(VENV)/bin/pip install --quiet $(if $(WHEELS),--no-index --find-links "$(WHEELS)") -c constraints.txt -e ".[$*]"
+	$(VENV)/bin/pip install --quiet $(if $(WHEELS),--no-index --find-links "$(WHEELS)") -c $(if $(TORCH),$(VENV)/)constraints.txt -e ".[$*]"
 	@touch $@ $(if $(filter test,$*),$(VENV)/book $(VENV)/labs)
 
 html: $(call ready,book) ## the book for a browser: _build/html/index.html (EDITION=name renders that edition)

@@ -19,8 +19,7 @@ extensions = [
     "_ext.embed.figures",
     "_ext.embed.measured",
     "_ext.embed.when",
-    "_ext.explorers.step_and_ring",
-    "_ext.explorers.interval_calculator",
+    "_ext.explorers.explorer_directives",
     "_ext.forms.math_svg",
     "_ext.forms.decks",
 ]

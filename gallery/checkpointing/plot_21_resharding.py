@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.plotting import RANK_COLORS, describe, subplots
+from ddplab.runtime.needs import a_gpu_each
 
 WRAPPERS, WRITERS, READERS = ("DDP", "FSDP2"), (1, 2, 3, 4), (1, 2, 3)
 
@@ -102,11 +103,12 @@ def same(a, b):
 
 
 store = tempfile.TemporaryDirectory()
+own = a_gpu_each(max(WRITERS))  # FSDP2 takes no GPU that ranks share
 cells = {}
 for world in WRITERS:
-    launch(write, world, store.name, quiet=True, up_to=4)
+    launch(write, world, store.name, quiet=True, env=own)
 for world in READERS:
-    results = launch(read, world, store.name, quiet=True, up_to=4)
+    results = launch(read, world, store.name, quiet=True, env=own)
     for saved, into in results[0]:
         cells[saved, f"{into} {world}"] = all(r[saved, into] for r in results)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .runtime.evidence import record as record
+    from .runtime.group import device as device
     from .runtime.launcher import LaunchError as LaunchError
     from .runtime.launcher import launch as launch
-    from .runtime.rank import device as device
 
-_HOMES = {"record": "evidence", "LaunchError": "launcher", "launch": "launcher", "device": "rank"}
+_HOMES = {"record": "evidence", "LaunchError": "launcher", "launch": "launcher", "device": "group"}
 
 
 def __getattr__(name: str) -> Any:

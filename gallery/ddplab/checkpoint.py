@@ -392,7 +392,8 @@ def _generators(state: Mapping[str, Any]) -> _States:
         {n: v for n, v in state.items() if isinstance(v, torch.Generator)},
     )
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
+    # Not yet initialized, nothing has drawn from it; and a forked process may not begin to.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
     if numpy is not None:
         found = numpy.random.get_state(legacy=False)  # its key is an array, which weights_only refuses

@@ -4,14 +4,14 @@ From the symptom to the rank
 
 Someone calls at night: the job is stuck, or gone, or slow, or its loss looks odd.
 Which question do you ask first, and which next?
-This lab writes the questions down as a tree, breaks one training program in nine ways, and lets the tree find each.
+This lab writes the questions down as a tree, breaks one training program in nine ways, and checks that the tree finds each.
 It serves :ref:`debugging`.
 """
 
 # %%
 # One program, nine faults
 # ------------------------
-# Every rank trains a small model for a few steps; the name of a fault breaks one line on rank 1.
+# Every rank trains a small model for a few steps; a fault breaks one line on rank 1.
 
 import os
 import signal
@@ -24,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, record
 from ddplab.labs.gaps import flat_weights, gap
-from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
 from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.needs import ON_CPU
 
@@ -48,7 +47,7 @@ def train(fault, ranks=2):
             torch.empty(2**60)
         if broken("killed"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if broken("reads for ever"):
+        if broken("reads forever"):
             time.sleep(600)
         if broken("skips a batch"):
             continue
@@ -56,9 +55,8 @@ def train(fault, ranks=2):
             dist.all_reduce(torch.zeros(1))
         if fault == "slow rank" and dist.get_rank() == 1:
             time.sleep(0.05)
-        out = (model.module if fault == "around the wrapper" else model)(
-            x[dist.get_rank(), step]
-        )
+        forward = model.module if fault == "around the wrapper" else model
+        out = forward(x[dist.get_rank(), step])
         own_s[step] = time.perf_counter() - began_s
         loss = (out - x[dist.get_rank(), step].sum(1, keepdim=True)).square().mean()
         (loss * ranks if fault == "averages twice" else loss).backward()
@@ -76,8 +74,8 @@ def train(fault, ranks=2):
 def triage(ends, reference):
     hung = [end for end in ends if end.how == "hung"]
     if failed := [end for end in ends if end.how in ("raised", "died")]:
-        losses_of_contact = ("Connection closed", "Connection reset", "Timed out")
-        own = [e for e in failed if not any(words in e.error for words in losses_of_contact)]
+        lost_contact = ("Connection closed", "Connection reset", "Timed out")
+        own = [e for e in failed if not any(words in e.error for words in lost_contact)]
         if not own:
             return "crash", "no rank has a reason of its own: look at its machine"
         if "memory" in own[0].error:
@@ -104,9 +102,9 @@ def triage(ends, reference):
 
 
 # %%
-# What the tree says
-# ------------------
-# Two ranks, two seconds each until a rank that still runs counts as hung.
+# What the tree finds
+# -------------------
+# Two ranks; a rank that still runs after two and a half seconds counts as hung.
 # The reference is one process on the global batch.
 
 
@@ -123,66 +121,47 @@ def one_process():
     return flat_weights(model)
 
 
-FAULTS = {
-    "none": "fine",
-    "raises": "crash",
-    "killed": "crash",
-    "out of memory": "out of memory",
-    "reads for ever": "hang",
-    "skips a batch": "hang",
-    "logs alone": "crash",
-    "around the wrapper": "wrong",
-    "averages twice": "wrong",
-    "slow rank": "slow",
-}
-reference, found = one_process(), {}
+FAULTS = {"none": "fine", "raises": "crash", "killed": "crash"}
+FAULTS |= {"out of memory": "out of memory", "reads forever": "hang", "skips a batch": "hang"}
+FAULTS |= {"logs alone": "crash"}
+FAULTS |= {"around the wrapper": "wrong", "averages twice": "wrong", "slow rank": "slow"}
+reference = one_process()
 print(f"{'rank 1 …':19} symptom        what to look at")
 for fault, expected in FAULTS.items():
     endings = postmortem(train, 2, fault, timeout_s=2.5, env=ON_CPU)
     symptom, finding = triage(endings, reference)
-    found.setdefault(symptom, []).append(fault)
     print(f"{fault:19} {symptom:14} {finding}")
     assert symptom == expected
 record("faults", tried=len(FAULTS) - 1)
 
 # %%
-# The last line before a crash is seldom the reason: in three of these runs rank 0 raises, too, and only reports that rank 1 has gone.
-# A rank that ends with a signal leaves no traceback; its exit code is all that it says.
+# The last line before a crash is rarely the reason: in three of these runs rank 0 raises too, and only reports that rank 1 is gone.
+# A rank that ends with a signal leaves no traceback, only its exit code.
 #
 # The tree, to print
 # ------------------
 
-TREE = {
+# drawing
+from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
+
+TREE = {  # symptom: question, places to look
     "some ranks\nhave ended": (
         "Which has a reason\nof its own?",
-        [
-            "a traceback: read it",
-            "a signal: −9, −11, −6, −7",
-            "no memory: that rank, that step",
-        ],
+        "a traceback: read it\na signal: −9, −11, −6, −7\nno memory: that rank, that step",
     ),
     "all run,\nno step passes": (
         "Where is each\nrank's stack?",
-        [
-            "one is in no collective: that rank",
-            "in different calls: out of step",
-            "all in one call: link, order, size",
-        ],
+        "one is in no collective: that rank\nin different calls: out of step\n"
+        "all in one call: link, order, size",
     ),
     "steps pass": (
         "Do the weights\nagree?",
-        [
-            "not between ranks: not reduced",
-            "not with one process: mean, data",
-            "they do, and it is slow: who computes?",
-        ],
+        "not between ranks: not reduced\nnot with one process: mean, data\n"
+        "they do, and it is slow: who computes?",
     ),
 }
 fig, ax = subplots(height_in=3.9)
-describe(
-    fig,
-    "A tree of questions: from three symptoms by one question each to nine places to look.",
-)
+describe(fig, "A tree: from three symptoms, by one question each, to nine places to look.")
 
 
 def box(x, y, text, edge, **style):
@@ -202,7 +181,7 @@ for symptom, (question, leaves) in TREE.items():
     branch(3.6, middle, 4.6, middle)
     box(2.3, middle, symptom, ACCENT)
     box(4.6, middle, question, INK)
-    for leaf in leaves:
+    for leaf in leaves.splitlines():
         branch(6.3, middle, 7.3, y)
         ax.text(7.4, y, leaf, ha="left", va="center")
         y -= 1

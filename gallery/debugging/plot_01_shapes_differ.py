@@ -2,8 +2,8 @@
 The ranks' tensors differ in size
 =================================
 
-At the end of an epoch one rank dies of ``SIGABRT``, another reports a broken connection, and no message names your line.
-It is written this way: the per-sample losses are all-reduced, and the last batch is shorter on one rank.
+At the end of an epoch one rank dies with ``SIGABRT``, another reports a broken connection, and no message names your line.
+A typical cause: the per-sample losses are all-reduced, and the last batch is shorter on one rank.
 It serves :ref:`faults`.
 """
 
@@ -36,14 +36,14 @@ assert "SIGABRT" in endings[1].error
 assert "op.preamble.length <= op.nbytes" in endings[1].printed
 
 # %%
-# gloo sends bytes and does not ask whether the tensors agree.
-# A message that is larger than the buffer waiting for it ends the process that receives it: rank 1, which has the *smaller* tensor.
-# There is no Python traceback, because the exception is thrown in gloo's own thread.
-# Rank 0 sees the connection break; that its peer "hangs or has a bug" is all it can say.
+# gloo sends bytes and does not check whether the tensors agree.
+# A message that is larger than the buffer waiting for it kills the process that receives it: rank 1, which has the *smaller* tensor.
+# No Python traceback appears, because the exception is thrown in gloo's own thread.
+# Rank 0 sees the connection break; it can only report that its peer "hangs or has a bug".
 #
 # A message that is *smaller* than the buffer is accepted.
-# So with other sizes the same fault looks different.
-# Behind ``returned`` stand the values found in the sum; only 3 is right.
+# So with different sizes the same fault looks different.
+# After ``returned`` are the values found in the sum; only 3 is right.
 
 by_size = {tuple(sizes): postmortem(wrong, 2, sizes) for sizes in ([2, 1], [3, 2])}
 for sizes, endings in by_size.items():
@@ -52,13 +52,15 @@ for sizes, endings in by_size.items():
         print(f"  rank {e.rank} {e.how:8} {e.value or e.error.rpartition('] ')[2]}")
 assert [e.how for e in by_size[2, 1]] == ["raised", "raised"]
 assert [e.how for e in by_size[3, 2]] == ["raised", "returned"]
-assert any("Timed out" in e.error for e in by_size[2, 1])  # who is first ends the other
+assert any(
+    "Timed out" in e.error for e in by_size[2, 1]
+)  # the first to time out ends the other
 assert "Timed out" in by_size[3, 2][0].error
 assert by_size[3, 2][1].value == [1.0, 3.0]
 
 # %%
 # One pair of sizes is a timeout on both ranks, which looks like a missing rank.
-# With the other, one rank waits, and its peer returns a sum that is wrong in one element and trains on.
+# With the other, one rank waits, while its peer returns a sum that is wrong in one element and continues training.
 #
 # Ask for the names
 # -----------------
@@ -93,11 +95,11 @@ assert means[0] == means[1] == torch.tensor(40 / 30).item()
 # %%
 # The fix
 # -------
-# All-reduce what has the same size on every rank: a sum and a count.
+# All-reduce values that have the same size on every rank: a sum and a count.
 # If you need the single values, exchange the lengths first, then pad to the largest and use ``all_gather``.
 #
 # How to recognize it
 # -------------------
-# ``op.preamble.length <= op.nbytes`` in the output of one rank, with two numbers of bytes: what came and what fits, both a piece of the tensor.
-# Look for the rank that died of ``SIGABRT``; the others only lost their connection to it.
-# If all ranks time out instead, run again with ``DETAIL``: it says ``Tensor shapes:`` for differing sizes, and ``failed to pass monitoredBarrier`` for a missing rank (:doc:`plot_04_missing_collective`).
+# ``op.preamble.length <= op.nbytes`` in the output of one rank, with two numbers of bytes: what arrived and what fits, each for a piece of the tensor.
+# Look for the rank that died with ``SIGABRT``; the others only lost their connection to it.
+# If all ranks time out instead, run again with ``DETAIL``: it prints ``Tensor shapes:`` for different sizes, and ``failed to pass monitoredBarrier`` for a missing rank (:doc:`plot_04_missing_collective`).

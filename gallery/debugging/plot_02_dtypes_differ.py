@@ -2,9 +2,9 @@
 The ranks' tensors differ in dtype
 ==================================
 
-The metric is absurd, or different on each rank, and nothing failed.
-It is written this way: each rank takes bfloat16 if its GPU has it, else float16, and the job got two kinds of GPU.
-Or: a rank without samples makes its own ``torch.zeros(n)``, and the others computed theirs under autocast.
+The metric is absurd, or different on each rank, but nothing failed.
+A typical cause: each rank takes bfloat16 if its GPU supports it, else float16, and the job got two kinds of GPU.
+Or: a rank without samples creates its own ``torch.zeros(n)``, while the others computed theirs under autocast.
 It serves :ref:`faults`.
 """
 
@@ -24,7 +24,7 @@ from ddplab.labs.postmortem import postmortem, report
 
 
 def wrong(dtypes):
-    # A gloo group on every machine: NCCL moves and adds bytes in ways of its own.
+    # A gloo group on every machine: NCCL moves and adds bytes in its own way.
     gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
     rank = dist.get_rank()
     scores = torch.full([4], rank + 1.0).to(dtypes[rank])
@@ -40,10 +40,10 @@ assert half[0].value != half[1].value
 
 # %%
 # The right answer is 3 everywhere.
-# gloo sent bytes, and each rank read the other's two bytes as a number of its own dtype.
+# gloo sent bytes, and each rank interpreted the other's two bytes in its own dtype.
 #
-# DDP does it to a whole model
-# ----------------------------
+# DDP does this to a whole model
+# ------------------------------
 # The constructor compares the shapes of the parameters, not their dtypes, and then sends rank 0's bytes.
 
 
@@ -62,7 +62,7 @@ assert models[0].value == [[1.0, 1.0]] != models[1].value
 record(silent_runs=sum({e.how for e in run} == {"returned"} for run in (half, models)))
 
 # %%
-# Only where the dtypes differ in *size* does a rank fail, with the same words as for tensors that differ in length.
+# Only where the dtypes differ in *size* does a rank fail, with the same message as for tensors of different lengths.
 
 wide = postmortem(wrong, 2, [torch.float32, torch.float64])
 print(report(wide, said=2))
@@ -86,7 +86,7 @@ assert "dtypes: BFloat16vs Half" in named[1].error
 # %%
 # The run after the fix
 # ---------------------
-# One dtype for what is sent, written into the call.
+# One dtype for what is sent, given explicitly in the call.
 
 
 def right(dtypes):
@@ -104,11 +104,11 @@ assert sums == [[3.0] * 4] * 2
 # %%
 # The fix
 # -------
-# Convert before the call, ``x.to(torch.float32)``, and make results of a rank without samples with ``dtype=``.
+# Convert before the call, ``x.to(torch.float32)``, and create the results of a rank without samples with ``dtype=``.
 # Decide on a dtype once, on rank 0, and broadcast the decision before the model is built.
 #
 # How to recognize it
 # -------------------
-# Silent: a sum that differs between ranks, which a right all-reduce never leaves, or that no addition explains.
+# Silent: a sum that differs between ranks, which a correct all-reduce never produces, or that no addition explains.
 # Compare the results of two ranks before you doubt the data.
 # Loud: the abort of :doc:`plot_01_shapes_differ`, with two numbers of bytes of which one is twice or four times the other.

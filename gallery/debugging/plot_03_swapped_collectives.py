@@ -2,8 +2,8 @@
 Two collectives in another order
 ================================
 
-The numbers in the log are wrong, on all ranks alike, and nothing failed.
-It is written this way: metrics live in a dict, each is all-reduced in a loop over it, and the ranks filled their dicts in different orders.
+The numbers in the log are wrong, the same on all ranks, but nothing failed.
+A typical cause: metrics are in a dict, each is all-reduced in a loop over it, and the ranks filled their dicts in different orders.
 It serves :ref:`faults`.
 """
 
@@ -26,7 +26,7 @@ DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
 def count(sizes, in_order):
-    # A gloo group on every machine: which messages meet, and the texts, are gloo's.
+    # A gloo group on every machine: which messages meet, and their texts, are specific to gloo.
     gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
     metrics = {name: torch.full([sizes[name]], COUNTS[name]) for name in SEEN[dist.get_rank()]}
     for name in sorted(metrics) if in_order else metrics:
@@ -80,10 +80,10 @@ for sizes in (alike, differing):
 # -------
 # Give the calls an order that does not depend on the data: a fixed list of names, ``sorted(…)``, or one stacked tensor and one all-reduce.
 # The same holds for sets, for the files that ``os.listdir`` returns, and for collectives issued by two threads.
-# All ranks must have the same *names*, too; who lacks one sends a zero.
+# All ranks must also have the same *names*; a rank that lacks one sends a zero.
 #
 # How to recognize it
 # -------------------
 # Silent: the sum of all metrics is right and each is wrong.
-# Reduce known values once, ``rank + 10 ** index`` for metric number ``index``: whoever receives something else is in another order.
-# The flight recorder does not help if the shapes are equal, unless you compare the *lines* that called (:ref:`internals-flight-recorder`); these are equal, too, if the calls sit in a loop.
+# Reduce known values once, ``rank + 10 ** index`` for metric number ``index``: a rank that receives something else is in a different order.
+# The flight recorder does not help if the shapes are equal, unless you compare the *lines* that called (:ref:`internals-flight-recorder`); these are also equal if the calls are in a loop.

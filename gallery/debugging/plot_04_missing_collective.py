@@ -2,8 +2,8 @@
 One rank skips a collective
 ===========================
 
-The job stands still; minutes later some ranks fail, and they are the healthy ones.
-It is written this way: only rank 0 logs, so the mean of the loss, which is an all-reduce, goes under ``if rank == 0:``.
+The job hangs; minutes later some ranks fail, and they are the healthy ones.
+A typical cause: only rank 0 logs, so the mean of the loss, which is an all-reduce, goes under ``if rank == 0:``.
 It serves :ref:`faults`.
 """
 
@@ -37,7 +37,7 @@ def wrong(train_on):
 # %%
 # The others are still there
 # --------------------------
-# They have gone on to something that is not a collective: saving, sleeping, reading data.
+# They continue with something that is not a collective: saving, sleeping, reading data.
 
 endings = postmortem(wrong, 3, False)
 print(report(endings))
@@ -45,11 +45,11 @@ assert [e.how for e in endings] == ["raised", "returned", "returned"]
 assert "Timed out waiting 1000ms" in endings[0].error
 
 # %%
-# Only rank 0 speaks, and it is not at fault: it waits in the call that the others left out.
+# Only rank 0 reports an error, and it is not at fault: it waits in the call that the others left out.
 #
 # The others have ended
 # ---------------------
-# The same program, and ranks 1 and 2 come to the end of the script.
+# The same program, but ranks 1 and 2 reach the end of the script.
 
 left = postmortem(wrong, 3, False, leave=True)
 print(report(left))
@@ -58,11 +58,11 @@ assert re.search("Connection (closed|reset) by peer", left[0].error)
 
 # %%
 # Now no timeout is needed: the system closes the connections of a process that ends.
-# The text speaks of a crash; nobody crashed.
+# The text mentions a crash, but no rank crashed.
 #
-# The others train on
-# -------------------
-# Their next all-reduce meets the one of rank 0, and from here on every call is off by one.
+# The others continue training
+# ----------------------------
+# Their next all-reduce meets that of rank 0, and from here on every call is off by one.
 
 off = postmortem(wrong, 3, True)
 print(report(off, said=1))
@@ -74,11 +74,11 @@ speakers = {"stay": endings, "end": left, "train_on": off}
 record(**{name: sum(e.how != "returned" for e in run) for name, run in speakers.items()})
 
 # %%
-# With tensors of one size there is no error at all: rank 0 takes a gradient for a loss, as in :doc:`plot_03_swapped_collectives`.
+# With tensors of one size there is no error at all: rank 0 mistakes a gradient for a loss, as in :doc:`plot_03_swapped_collectives`.
 #
 # Ask for the names
 # -----------------
-# Under ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` a barrier stands before each collective, and rank 0 counts who comes.
+# Under ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` a barrier runs before each collective, and rank 0 counts which ranks arrive.
 
 asked = postmortem(wrong, 3, False, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 print(report(asked))
@@ -104,12 +104,12 @@ launch(right, 3)
 # %%
 # The fix
 # -------
-# Call on all ranks, and put the ``if`` around what is done with the result.
-# Some calls hide one: DDP's forward, if the model has buffers (:doc:`../museum/plot_10_rank_0_only_forward`), a metric that reduces itself, the ``state_dict`` of a sharded model.
-# If only rank 0 needs the number, ``dist.reduce(loss, dst=0)`` sends less; it has to be called by all ranks, too.
+# Make the call on all ranks, and put the ``if`` around what you do with the result.
+# Some calls contain a hidden collective: DDP's forward, if the model has buffers (:doc:`../museum/plot_10_rank_0_only_forward`), a metric that reduces itself, the ``state_dict`` of a sharded model.
+# If only rank 0 needs the number, ``dist.reduce(loss, dst=0)`` sends less, but all ranks have to call it as well.
 #
 # How to recognize it
 # -------------------
-# Compare the stacks of *all* ranks: the one that fails stands in a collective which the others never called.
+# Compare the stacks of *all* ranks: the one that fails is in a collective that the others never called.
 # The flight recorder counts it: one rank's last number is higher (:ref:`internals-flight-recorder`).
-# From a dead peer it differs in the peers' exit codes, which are 0; from a slow one in that waiting longer does not help.
+# With a dead peer, the exit code would not be 0; with a slow one, waiting longer would help.

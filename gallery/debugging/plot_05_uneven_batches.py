@@ -2,8 +2,8 @@
 One rank has a batch more
 =========================
 
-Training ends on most ranks, and one waits in a backward for ranks that have gone home.
-It is written this way: every rank reads its own files, and the files do not hold the same number of samples.
+Training ends on most ranks, and one waits in a backward for ranks that have finished.
+A typical cause: every rank reads its own files, and the files do not have the same number of samples.
 It serves :ref:`faults`.
 """
 
@@ -69,13 +69,13 @@ assert last == "at step 9: epoch 2, batch 1"
 record(hang_at_step=int(last.split()[2].strip(":")), parts_at_step=3)
 
 # %%
-# Its fourth batch met their first of the next epoch: the same bucket, the same size, so nobody notices.
-# Two epochs pass in this way, with ranks in different epochs; only when the others stop for good is one left waiting.
-# If they come to the end of the program, it says ``Connection closed by peer`` at once instead of ``Timed out``.
+# Its fourth batch met their first of the next epoch: the same bucket, the same size, so no rank notices.
+# Two epochs pass like this, with ranks in different epochs; only when the others finish does one rank wait.
+# If they reach the end of the program, it reports ``Connection closed by peer`` at once instead of ``Timed out``.
 #
 # The run after the fix
 # ---------------------
-# Either all ranks take as many batches as the rank that has fewest, or ``join`` lets the short ones shadow the long one.
+# Either all ranks take as many batches as the rank with the fewest, or ``join`` lets the short ones shadow the long one.
 
 
 def right(use_join):
@@ -108,5 +108,5 @@ for use_join, expected in (False, [3, 3, 3]), (True, BATCHES):
 #
 # How to recognize it
 # -------------------
-# One rank stands in ``backward``, the others in no collective or at the end of the program; a skipped all-reduce (:doc:`plot_04_missing_collective`) would show a line of your own.
+# One rank is in ``backward``, the others in no collective or at the end of the program; a skipped all-reduce (:doc:`plot_04_missing_collective`) would show a line of your code.
 # Earlier, and cheaper: log ``len(loader)`` of every rank, and the epoch of every rank with each step.

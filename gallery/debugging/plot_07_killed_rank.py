@@ -2,13 +2,13 @@
 A rank is killed
 ================
 
-Three ranks fail with tracebacks full of network words, within a few milliseconds; somebody starts to look for a bad cable.
-It happens this way: the machine runs out of memory, and the kernel's OOM killer ends one process with ``SIGKILL``, in the middle of a step.
+Three ranks fail within a few milliseconds with tracebacks about the network, and someone starts to look for a bad cable.
+A typical cause: the machine runs out of memory, and the kernel's OOM killer ends one process with ``SIGKILL``, in the middle of a step.
 It serves :ref:`faults`.
 """
 
 # %%
-# Here rank 2 does it to itself in step 5.
+# Here rank 2 kills itself in step 5.
 
 import os
 import re
@@ -51,10 +51,10 @@ assert all("backward" in e.where for e in survivors)
 # %%
 # Who is the cause?
 # -----------------
-# The dead rank says nothing: no traceback, no output, no exit handler.
-# The others stand in the same ``backward`` and report a broken connection: a *consequence*.
-# Whether it reads ``closed`` or ``reset``, and which rank is first, changes from run to run.
-# So do not go by time; go by what was said.
+# The dead rank reports nothing: no traceback, no output, no exit handler.
+# The others are in the same ``backward`` and report a broken connection: a *consequence*.
+# Whether the message is ``closed`` or ``reset``, and which rank is first, changes from run to run.
+# So do not go by the time; go by the message.
 
 
 def root_cause(endings):
@@ -71,9 +71,9 @@ assert cause.rank == 2
 # %%
 # It spreads
 # ----------
-# gloo's ring talks to neighbours only, and rank 0 is no neighbour of rank 2.
-# What it heard was the end of rank 1 or 3.
-# Here the survivors catch the error and stay, as a program does whose ``except`` cleans up:
+# gloo's ring connects neighbors only, and rank 0 is not a neighbor of rank 2.
+# What it noticed was the end of rank 1 or 3.
+# Here the survivors catch the error and stay, like a program whose ``except`` cleans up:
 
 
 def caught(killed_rank):
@@ -92,7 +92,7 @@ assert all("by peer" in staying[neighbour].value for neighbour in (1, 3))
 # %%
 # The run after the fix
 # ---------------------
-# Nobody is killed.
+# No rank is killed.
 
 results = launch(train, 4, None)
 print(*results, sep="\n")
@@ -102,12 +102,12 @@ assert results == ["after 8 steps"] * 4
 # The fix
 # -------
 # Find out who sent the signal, on the machine of that rank.
-# ``dmesg`` or ``journalctl -k`` names a process that the kernel's OOM killer ended; in a container or a Slurm job the limit is that of a control group, and ``oom_kill`` in its ``memory.events`` counts.
+# ``dmesg`` or ``journalctl -k`` names a process that the kernel's OOM killer ended; in a container or a Slurm job the limit is that of a control group, and ``oom_kill`` in its ``memory.events`` is the counter.
 # Then use less host memory on that rank: fewer data loader workers, no list that grows, no whole checkpoint on every rank at once.
 # Until then, checkpoints and ``torchrun --max-restarts`` limit the damage.
 #
 # How to recognize it
 # -------------------
 # The launcher knows the exit code: ``exitcode: -9``, which is ``SIGKILL``; a Python error is 1, an abort in C++ -6.
-# Of the ranks, all that *speak* say ``Connection closed by peer`` or ``reset by peer``, and one is silent.
+# All ranks that report anything report ``Connection closed by peer`` or ``reset by peer``, and one is silent.
 # With two machines see :ref:`setup-network-faults`.

@@ -2,8 +2,8 @@
 One rank is late
 ================
 
-The job dies while rank 0 still prepares the data, and rank 0 itself complains about the others.
-It is written this way: rank 0 downloads or tokenizes, and the other ranks wait for it in a barrier.
+The job dies while rank 0 is still preparing the data, and rank 0 itself blames the others.
+A typical cause: rank 0 downloads or tokenizes, and the other ranks wait for it in a barrier.
 It serves :ref:`faults`.
 """
 
@@ -43,14 +43,14 @@ record(timed_out=len(waiting), heard_of_it=3 - len(waiting))
 # %%
 # Who did what
 # ------------
-# The ranks that wait are punctual; their time is up first, and they fail.
-# (If one is a little faster, the other hears of its end before its own time is up, and says so.)
-# Rank 0 finishes its work, enters the barrier and finds nobody: it says ``closed by peer`` and points at the ranks that it kept waiting.
-# A barrier counts like any other collective: the group's timeout is its patience.
+# The ranks that wait are on time; their timeout expires first, and they fail.
+# (If one is a little faster, the other sees it end before its own timeout expires, and reports that.)
+# Rank 0 finishes its work, enters the barrier and finds no peer: it reports ``closed by peer`` and blames the ranks that it kept waiting.
+# A barrier is like any other collective: the group's timeout applies to it.
 #
 # The run after the fix
 # ---------------------
-# A group of its own for the slow phase, with the patience which that phase needs; the training keeps its short timeout.
+# A separate group for the slow phase, with the timeout that this phase needs; the training keeps its short timeout.
 
 
 def right():
@@ -71,11 +71,11 @@ assert launch(right, 3) == [3.0] * 3
 # The fix
 # -------
 # Best, prepare the data before the job, or before ``init_process_group`` with a marker file.
-# If it has to be inside, give that phase a patient group as above; gloo works beside NCCL, and its barrier occupies no GPU.
-# A long timeout for everything also works, and hides every real hang for as long.
+# If it has to be inside, give that phase a group with a long timeout as above; gloo works beside NCCL, and its barrier occupies no GPU.
+# A long timeout for everything also works, but hides every real hang for as long.
 #
 # How to recognize it
 # -------------------
 # ``Timed out waiting …ms`` on several ranks, and the number is exactly the group's timeout.
-# The rank that has *another* message, or is still busy, is the late one: look into its output, not into its error.
-# A missing collective (:doc:`plot_04_missing_collective`) looks alike at first; a longer timeout heals lateness and never a missing call.
+# The rank that has a *different* message, or is still busy, is the late one: look at its output, not at its error.
+# A missing collective (:doc:`plot_04_missing_collective`) looks the same at first; a longer timeout fixes lateness but never a missing call.

@@ -2,14 +2,14 @@
 A source rank that is not in the group
 ======================================
 
-A broadcast inside a subgroup fails, or hands out the data of the wrong rank.
-It is written this way: "the first of this group" is taken for ``src=0``, but ``src`` counts in the whole job.
+A broadcast inside a subgroup fails, or sends the data of the wrong rank.
+A typical cause: ``src=0`` is meant as "the first of this group", but ``src`` counts in the whole job.
 It serves :ref:`faults`.
 """
 
 # %%
 # Ranks 2 and 3 form a group; each rank holds its own number.
-# Ranks 0 and 1 are no members and call all the same, as often happens in a function that everybody runs.
+# Ranks 0 and 1 are not members but make the call anyway, as often happens in a function that all ranks run.
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from ddplab.labs.postmortem import postmortem, report
 
 def broadcast(members, who_calls, source):
     group = dist.new_group(members)
-    dist.barrier()  # all have made the group
+    dist.barrier()  # all have created the group
     mine = torch.tensor([dist.get_rank()], device=device())
     if dist.get_rank() in who_calls:
         dist.broadcast(mine, **source, group=group)
@@ -37,11 +37,11 @@ for e in endings[2:]:
 
 # %%
 # All four fail before anything is sent, so none of them waits.
-# The members name the rank; the others were given ``GroupMember.NON_GROUP_MEMBER`` by ``new_group``, and it is no group to call with.
+# The members name the rank; the others got ``GroupMember.NON_GROUP_MEMBER`` from ``new_group``, which is not a group for calls.
 #
 # The silent form
 # ---------------
-# Ranks 1 and 2 form the group, and the data are to come from its second member, rank 2.
+# Ranks 1 and 2 form the group, and the data should come from its second member, rank 2.
 # ``src=1`` exists in this group; it is the *first* member.
 
 silent = postmortem(broadcast, 3, [1, 2], [1, 2], {"src": 1})
@@ -62,11 +62,11 @@ assert results == [0, 2, 2]
 # %%
 # The fix
 # -------
-# Say ``group_src=`` (or ``group_dst=``) whenever you pass a group; ``dist.get_global_rank(group, 1)`` translates where an older torch, or another call, wants the global number.
+# Use ``group_src=`` (or ``group_dst=``) whenever you pass a group; ``dist.get_global_rank(group, 1)`` translates where an older torch, or another call, requires the global number.
 # Call only where ``dist.get_rank(group)`` is not -1.
 #
 # How to recognize it
 # -------------------
 # ``Global rank … is not part of group`` on members, ``Invalid process group specified`` on the others: a ``ValueError`` at once, from your own line, without a timeout.
-# Since rank 0 often holds the store, its end can reach the others first, as ``DistNetworkError: Connection reset by peer``; read rank 0's output.
+# Since rank 0 often hosts the store, the others can notice its end first, as ``DistNetworkError: Connection reset by peer``; read rank 0's output.
 # The silent form shows only in the data: broadcast the source's own number once, as here.

@@ -3,13 +3,13 @@ Each rank decides for itself
 ============================
 
 After some epochs the job stops making progress, though every rank runs the same program.
-It is written this way: early stopping compares the validation loss of the rank's own share of the data.
+A typical cause: early stopping compares the validation loss of the rank's own share of the data.
 It serves :ref:`faults`.
 """
 
 # %%
 # Stop when the validation loss has risen.
-# In epoch 2 that of rank 1 does, those of the others do not.
+# In epoch 2 rank 1's has risen, and the others' have not.
 
 from datetime import timedelta
 
@@ -59,12 +59,12 @@ assert all("backward" in e.where for e in waiting)
 assert any("Timed out waiting 2000ms" in e.error for e in waiting)
 
 # %%
-# Rank 1 has left the loop for good, and is content.
+# Rank 1 has left the loop normally.
 # The others train epoch 3, and their first backward waits for it.
 #
 # The run after the fix
 # ---------------------
-# The ranks share the number, and so the decision: a mean that was all-reduced is equal on all, to the last bit.
+# The ranks share the number, and so the decision: an all-reduced mean is equal on all ranks, to the last bit.
 
 results = launch(train, 3, right, 20.0, quiet=True)
 print(*results, sep="\n")
@@ -74,11 +74,11 @@ record(alone_after=int(endings[1].value[-1]), together_after=int(results[0][-1])
 # %%
 # The fix
 # -------
-# Whatever decides about control flow must be equal on all ranks: all-reduce the number, or let one rank decide and broadcast the decision.
+# Whatever decides the control flow must be equal on all ranks: all-reduce the number, or let one rank decide and broadcast the decision.
 # That holds for early stopping, for a learning rate that falls on a plateau, for "skip this batch, its loss is NaN", for a time limit, for ``SIGTERM``, and for "resume if the file exists".
 # If one rank's veto is enough, all-reduce a flag with ``ReduceOp.MAX``.
 #
 # How to recognize it
 # -------------------
-# The ranks' last log lines part: one has left, or stands in another phase, and the others wait in ``backward``.
-# It begins at an epoch that differs from run to run, and not with a fixed seed; a missing call behind ``if rank == 0:`` (:doc:`plot_04_missing_collective`) hangs at the same place each time.
+# The ranks' last log lines differ: one has left, or is in another phase, and the others wait in ``backward``.
+# It begins at an epoch that differs from run to run, unless the seed is fixed; a missing call under ``if rank == 0:`` (:doc:`plot_04_missing_collective`) hangs at the same place each time.

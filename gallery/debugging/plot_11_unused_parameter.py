@@ -59,8 +59,8 @@ def worker(always, options):
 
 
 # %%
-# What every rank says
-# --------------------
+# What every rank reports
+# -----------------------
 
 endings = peer, guilty = postmortem(worker, 2, False, {}, timeout_s=20, env=INFO_LEVEL)
 print(report(endings, said=1))
@@ -71,13 +71,13 @@ assert "did not receive grad for rank 1: boxes.bias, boxes.weight" in guilty.err
 assert peer.printed.splitlines()[-1] == "step 1"
 assert guilty.printed.splitlines()[-1] == "step 2"
 # %%
-# Rank 1 is a step ahead.
-# Its first backward lacked two gradients, so its bucket was never full, nothing was launched, and ``backward()`` returned; the next forward noticed.
-# Rank 0 had all of its gradients and still waits in the backward of step 1, for a bucket that will not come; when rank 1 has died of its error, rank 0's connection is closed.
+# Rank 1 is one step ahead.
+# Its first backward lacked two gradients, so its bucket was never full, nothing was launched, and ``backward()`` returned; the next forward noticed it.
+# Rank 0 had all of its gradients and still waits in the backward of step 1, for a bucket that will not come; when rank 1 has died from its error, rank 0's connection is closed.
 #
 # The fix
 # -------
-# Either let DDP search (``find_unused_parameters=True``), or let each parameter take part in each step, here with a factor of zero.
+# Either let DDP search (``find_unused_parameters=True``), or use every parameter in every step, here with a factor of zero.
 # Both give the mean over ranks, with a zero from the rank that had no such sample.
 
 for fix, arguments in {
@@ -95,6 +95,6 @@ for fix, arguments in {
 #
 # How to recognize it
 # -------------------
-# The rank that left something out names it, and it is the only one that does; run with ``TORCH_DISTRIBUTED_DEBUG=INFO`` to have names instead of indices.
+# The rank that left something out is the only one that names it; run with ``TORCH_DISTRIBUTED_DEBUG=INFO`` to have names instead of indices.
 # A peer's stack ends in ``backward``, one step *before* the step of the error.
-# If *all* ranks print the error, no rank used the parameter: then it is the model and not the data.
+# If *all* ranks print the error, no rank used the parameter: then the cause is the model and not the data.

@@ -3,15 +3,15 @@ Another model on one rank
 =========================
 
 The job dies in DDP's constructor: ``Connection closed by peer`` on rank 0, whose log is the one that people read.
-It is written because the model is built from the data (a vocabulary, a number of classes), and each rank sees a share of the data.
+A typical cause: the model is built from the data (a vocabulary, a number of classes), and each rank sees only a share of the data.
 It serves :ref:`faults`.
 """
 
 # %%
 # The broken program
 # ------------------
-# ``SHARDS`` holds the labels that each rank has read.
-# In the first case rank 1's share has a label more, in the second rank 0's.
+# ``SHARDS`` has the labels that each rank has read.
+# In the first case rank 1's share has one more label, in the second rank 0's.
 
 import datetime
 
@@ -50,8 +50,8 @@ def worker(count_classes, shards):
 
 
 # %%
-# What every rank says
-# --------------------
+# What every rank reports
+# -----------------------
 
 for case, shards in SHARDS.items():
     endings = postmortem(worker, 3, wrong, shards, timeout_s=20)
@@ -68,8 +68,8 @@ for case, shards in SHARDS.items():
     assert closed == [not g for g in guilty]
 
 # %%
-# Each rank compares its shapes with those of *rank 0*, so the text comes from whoever differs from rank 0, and rank 0 itself never prints it.
-# Rank 0 goes on to send its parameters, to a rank that has left.
+# Each rank compares its shapes with those of *rank 0*, so the message comes from a rank that differs from rank 0, and rank 0 itself never prints it.
+# Rank 0 then sends its parameters to a rank that has already left.
 # A third rank that agrees with rank 0 may receive them, return from its constructor and fail in its first backward.
 #
 # If ranks differ in the *number* of parameters, every rank raises and names both counts: :ref:`internals-constructor`.
@@ -88,6 +88,6 @@ print(report(endings))
 # How to recognize it
 # -------------------
 # Look for ``appears not to match sizes of the same param in process 0`` in the logs of *all* ranks; the line begins with the rank's number and gives the shape that this rank has.
-# One rank says it: that rank is the odd one.
-# All ranks but 0 say it: rank 0 is.
-# Equal counts pass without an error, even if class 2 is another label on each rank: compare the vocabulary itself, not its length.
+# If one rank reports it, that rank is the odd one.
+# If all ranks but 0 report it, rank 0 is.
+# Equal counts pass without an error, even if class 2 is a different label on each rank: compare the vocabulary itself, not its length.

@@ -47,9 +47,9 @@ def worker(embedded, reentrant, options):
 
 
 # %%
-# What every rank says
-# --------------------
-# The long text is the same on both ranks; these are its first and its last words.
+# What every rank reports
+# -----------------------
+# The long message is the same on both ranks; these are its beginning and its end.
 
 endings = postmortem(worker, 2, True, True, {}, env={"TORCH_DISTRIBUTED_DEBUG": "INFO"})
 for e in endings:
@@ -62,12 +62,12 @@ for e in endings:
     assert "with name block.bias has been marked as ready twice" in e.error
 
 # %%
-# A reentrant checkpoint runs a backward of its own inside the backward, so the block's gradients become ready twice, and DDP counts each parameter once.
+# A reentrant checkpoint runs its own backward inside the backward, so the block's gradients become ready twice, and DDP counts each parameter once.
 #
 # Without an error
 # ----------------
-# The second mark raises only while the reduction of that backward is under way.
-# Take the first layer away, and the block is the whole bucket: its first pass fills it, the reduction ends, and the second pass adds to gradients that are averaged already.
+# The second mark raises only while the reduction of that backward is in progress.
+# Without the first layer the block is the whole bucket: its first pass fills it, the reduction ends, and the second pass adds to gradients that are already averaged.
 
 endings = postmortem(worker, 2, False, True, {})
 print(f"no layer before it: {[e.how for e in endings]}")
@@ -79,7 +79,7 @@ assert gap([e.value for e in endings]) > 0.1
 # The fix
 # -------
 # ``use_reentrant=False``, which recomputes without a second backward.
-# Where the call is not yours, ``static_graph=True`` counts the marks in the first step and expects as many in all others.
+# Where the call is not in your code, ``static_graph=True`` counts the marks in the first step and expects as many in all others.
 
 fixes = {"non-reentrant": (False, {}), "static": (True, {"static_graph": True})}
 for embedded in (True, False):
@@ -93,7 +93,7 @@ for embedded in (True, False):
 # %%
 # How to recognize it
 # -------------------
-# All ranks raise the same text at the same place, so this is the program and not the data or a machine.
+# All ranks raise the same error at the same place, so the cause is the program and not the data or a machine.
 # With ``TORCH_DISTRIBUTED_DEBUG=INFO`` its last line names the parameter: look for a ``checkpoint`` around its layer.
-# ``find_unused_parameters=True`` does not help: the claim's test tries it.
+# ``find_unused_parameters=True`` does not help, as the claim's test shows.
 # The silent case shows in gradients that differ between ranks, as in :ref:`museum-backward-twice`.

@@ -4,7 +4,7 @@ A buffer that changes under a backward
 
 Two forwards, one backward, and a buffer that the forward uses: a GAN's discriminator on real and on generated samples, with a running scale.
 Under DDP, and only there, this used to stop with ``one of the variables needed for gradient computation has been modified by an inplace operation``.
-torch 2.13 says nothing, and the gradient is wrong.
+torch 2.13 reports nothing, and the gradient is wrong.
 It serves :ref:`faults`.
 """
 
@@ -56,7 +56,7 @@ def worker(second_forward, wrap=True, clone=False, sync=None):
 # What every rank gets
 # --------------------
 # The gradient of the first output cannot depend on a later forward.
-# Without DDP it does not; with DDP it does, and nobody raises.
+# Without DDP it does not; with DDP it does, and no rank raises.
 
 print(f"{'norm of the gradient of the first output':46}rank 0   rank 1")
 norms = {}
@@ -74,24 +74,24 @@ record(right=right[0], wrong=wrong[0])
 # On rank 1 the first graph has saved such a tensor, and the second forward writes rank 0's scale into it.
 #
 # Autograd used to notice by the tensor's version.
-# In torch 2.13 ``DistributedDataParallel._sync_buffers`` runs under ``_unsafe_preserve_version_counter``, so that BatchNorm, whose backward does not read its running statistics in training mode, may run twice; a buffer that *is* read is not noticed either.
+# In torch 2.13 ``DistributedDataParallel._sync_buffers`` runs under ``_unsafe_preserve_version_counter``, so that BatchNorm, whose backward does not read its running statistics in training mode, may run twice; so a buffer that *is* read is not noticed either.
 #
 # The fix
 # -------
-# Give the graph a copy of its own, or run each backward before the next forward, or do not broadcast buffers in the forward.
+# Give the graph its own copy, or run each backward before the next forward, or do not broadcast buffers in the forward.
 
 for fix, arguments in {
     "scale.clone() in the forward": ("before backward", True, True),
     "backward, then the second forward": ("after backward",),
     "forward_sync_buffers=False": ("before backward", True, False, False),
 }.items():
-    mended = launch(worker, 2, *arguments, quiet=True)
-    print(f"{fix:45}", *(f"{norm:8.4f}" for norm in mended))
-    assert mended == right
+    fixed = launch(worker, 2, *arguments, quiet=True)
+    print(f"{fix:45}", *(f"{norm:8.4f}" for norm in fixed))
+    assert fixed == right
 
 # %%
 # How to recognize it
 # -------------------
-# Not by comparing ranks: they agree.
+# Comparing ranks does not help: they agree.
 # Compare the gradient norm with ``forward_sync_buffers=False`` against the default, on one step from the same weights: :measured:`modified-in-place.right:.4f` against :measured:`modified-in-place.wrong:.4f` here.
 # On a release that still raises, the error names the type and shape of the *buffer* (a vector of channels, or a scalar), and the same program passes on one process without DDP.

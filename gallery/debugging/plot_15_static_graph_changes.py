@@ -53,8 +53,8 @@ def worker(switch, who, options):
 
 
 # %%
-# What every rank says
-# --------------------
+# What every rank reports
+# -----------------------
 
 ends = {}
 for switch, who in (("off", "all ranks"), ("off", "rank 1"), ("on", "rank 1")):
@@ -62,12 +62,12 @@ for switch, who in (("off", "all ranks"), ("off", "rank 1"), ("on", "rank 1")):
     ends[switch, who] = postmortem(worker, 2, switch, who, {"static_graph": True})
     for e in ends[switch, who]:
         assert e.how == "raised"
-        said = e.error.replace("\n", " ").split("] ")[-1].split("e.g., ")[-1]
+        text = e.error.replace("\n", " ").split("] ")[-1].split("e.g., ")[-1]
         print(f"  rank {e.rank} │ {e.printed.splitlines()[-1]}")
-        print(f"         │ {e.how}: {said.split(' this is')[0].split(' [')[0]}")
+        print(f"         │ {e.how}: {text.split(' this is')[0].split(' [')[0]}")
 
 steps = [e.printed.splitlines()[-1] for e in ends["off", "all ranks"]]
-assert all("step 4 done" in step for step in steps)  # and it was not averaged:
+assert all("step 4 done" in step for step in steps)  # but it was not averaged:
 assert steps[0] != steps[1]
 for switch, words in {"off": "then got unused", "on": "then got used"}.items():
     peer, guilty = ends[switch, "rank 1"]
@@ -96,6 +96,6 @@ for switch, who in ends:
 # %%
 # How to recognize it
 # -------------------
-# ``static_graph set to True`` stands in the text, which otherwise begins like that of :ref:`fault-unused-parameter`.
+# ``static_graph set to True`` is in the message, which otherwise begins like that of :ref:`fault-unused-parameter`.
 # ``then got unused`` is raised in a *forward*, and the cause is one step back; ``then got used`` in a *backward*, and the cause is in this step.
-# If only one rank says it, its data made the difference, and its peers wait in the backward of the step where it happened.
+# If only one rank reports it, its data made the difference, and its peers wait in the backward of the step where it happened.

@@ -3,7 +3,7 @@ A checkpoint with ``module.`` in its names
 ==========================================
 
 ``Missing key(s) in state_dict`` when a checkpoint of a DDP run is loaded for evaluation, or on one process.
-Somebody adds ``strict=False``, the error goes away, and nothing is loaded.
+Someone adds ``strict=False``, the error goes away, and nothing is loaded.
 It serves :ref:`faults`.
 """
 
@@ -53,8 +53,8 @@ def worker(unwrap, options):
 
 
 # %%
-# What every rank says
-# --------------------
+# What every rank reports
+# -----------------------
 
 endings = reader, peer = postmortem(worker, 2, False, {})
 print(report(endings))
@@ -65,7 +65,7 @@ assert "Connection" in peer.error
 
 # %%
 # The wrapper is a module with one child called ``module``, so its names have that prefix.
-# Only the rank that loads says so; the other waits in DDP's constructor for rank 0's weights, and hears a closed connection.
+# Only the rank that loads reports it; the other waits in DDP's constructor for rank 0's weights, and sees a closed connection.
 #
 # With ``strict=False``
 # ---------------------
@@ -75,7 +75,7 @@ print(report(endings))
 assert all(e.value.startswith("0 of 5") for e in endings)
 
 # %%
-# It permits that all names are missing, and training starts from new weights, on all ranks alike; only the loss tells, compared with the end of the last run.
+# It allows all names to be missing, and training starts from new weights on all ranks; only the loss shows it, compared with the end of the last run.
 #
 # The fix
 # -------
@@ -91,5 +91,5 @@ for title, arguments in fixes.items():
 # %%
 # How to recognize it
 # -------------------
-# Every missing name appears once more among the unexpected ones, with ``module.`` in front; or the other way round, if a bare checkpoint is loaded into the wrapper.
-# If you need ``strict=False``, read what it returns: ``missing_keys`` must hold the layers that you meant to add, and no others.
+# Every missing name appears once more among the unexpected ones, with ``module.`` in front; or the other way around, if a bare checkpoint is loaded into the wrapper.
+# If you need ``strict=False``, read what it returns: ``missing_keys`` must list the layers that you meant to add, and no others.

@@ -2,7 +2,7 @@
 A NaN from one rank
 ===================
 
-The loss is finite, and in the next step it is NaN, on all ranks: the log of rank 0 shows no batch that could have done it.
+The loss is finite, and in the next step it is NaN, on all ranks: rank 0's log shows no batch that could have caused it.
 It comes from another rank's batch, through the gradients, and one step earlier.
 It serves :ref:`faults`.
 """
@@ -24,7 +24,7 @@ from ddplab.labs.gaps import flat_weights, gap
 
 def all_finite(loss):
     finite = loss.isfinite().float()
-    dist.all_reduce(finite, op=dist.ReduceOp.MIN)  # all ranks decide alike
+    dist.all_reduce(finite, op=dist.ReduceOp.MIN)  # all ranks decide the same
     return bool(finite)
 
 
@@ -72,7 +72,7 @@ finite = [[loss < float("inf") for loss in losses] for losses, _, _ in broken]
 assert [sum(row) for row in finite] == [3, 2, 3]
 
 # %%
-# Rank 1's loss is infinite in step 3; its gradient goes into the mean, so that every rank's weights are NaN after that step and every loss from step 4 on.
+# Rank 1's loss is infinite in step 3; its gradient goes into the mean, so every rank's weights are NaN after that step, and so is every loss from step 4 on.
 # Ranks agree with each other throughout, so comparing ranks finds nothing.
 #
 # Who was first? A communication hook sees each rank's own gradients before they are mixed.
@@ -84,15 +84,15 @@ for rank, (_, _, found) in enumerate(broken):
 # %%
 # The fix
 # -------
-# Mend the data or the model where it happens; that is the cause.
-# To survive the next one, look at the loss before ``backward`` and let *all* ranks leave out the step; one that skips alone is out of step (:ref:`fault-memory-on-one-rank`).
+# Fix the data or the model where it happens; that is the cause.
+# To survive the next one, check the loss before ``backward`` and let *all* ranks skip the step; a rank that skips alone is out of step (:ref:`fault-memory-on-one-rank`).
 
-mended = launch(worker, 3, all_finite, quiet=True)
-show(mended)
-assert gap([weights for _, weights, _ in mended]) == 0
+fixed = launch(worker, 3, all_finite, quiet=True)
+show(fixed)
+assert gap([weights for _, weights, _ in fixed]) == 0
 
 # %%
 # How to recognize it
 # -------------------
 # Log the loss of *every* rank: the first that is not finite is one step before the others, and names rank and batch.
-# If all ranks turn NaN in the same step, no batch did it: look at the learning rate, the precision, the scaler (:ref:`fault-overflow-on-one-rank`).
+# If all ranks become NaN in the same step, no batch caused it: look at the learning rate, the precision, the scaler (:ref:`fault-overflow-on-one-rank`).

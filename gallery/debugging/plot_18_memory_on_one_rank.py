@@ -3,7 +3,7 @@ Out of memory on one rank
 =========================
 
 One rank meets the longest sample of the epoch and runs out of memory; the others report a closed connection.
-So somebody catches the error and goes on with the next batch, as it worked on one GPU.
+So someone catches the error and continues with the next batch, as it worked on one GPU.
 It serves :ref:`faults`.
 """
 
@@ -28,7 +28,7 @@ class Model(nn.Linear):
         return super().forward((tokens @ tokens.T).mean(dim=1, keepdim=True))
 
 
-def out_of_memory(error):  # the words of a CPU and of a GPU
+def out_of_memory(error):  # the messages of a CPU and of a GPU
     return "can't allocate memory" in str(error) or "out of memory" in str(error)
 
 
@@ -56,8 +56,8 @@ def worker(on_error):
 
 
 # %%
-# What every rank says
-# --------------------
+# What every rank reports
+# -----------------------
 
 endings = postmortem(worker, 3, "fail")
 print(report(endings, said=1))
@@ -74,7 +74,7 @@ for e in endings:
     print(f"rank {e.rank} │ {'; '.join(e.printed.splitlines())}")
     print(f"       │ {e.how} {e.error.split('] ')[-1].split(' op')[0]}")
 assert [e.how for e in endings] == ["raised", "returned", "raised"]
-assert any("Timed out" in e.error for e in endings)  # the first to give up ends both
+assert any("Timed out" in e.error for e in endings)  # the first to time out ends both
 
 # %%
 # No error in step 2, and none in step 3: rank 1's gradient of step 3 was averaged with the others' of step 2.
@@ -91,8 +91,8 @@ for e in endings:
     assert [step for step in (1, 2, 3, 4) if f"step {step}, b" in e.printed] == [1, 3, 4]
 
 # %%
-# This mends a forward only: in the backward some buckets may be on their way already: there, let the job end and resume from a checkpoint.
-# Better, bound the length of a batch in tokens, on all ranks.
+# This works for a forward only: in the backward some buckets may already be on their way, so let the job end there and resume from a checkpoint.
+# Better: limit the length of a batch in tokens, on all ranks.
 #
 # How to recognize it
 # -------------------

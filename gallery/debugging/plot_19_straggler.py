@@ -3,7 +3,7 @@ One slow rank
 =============
 
 Every step takes too long, on every rank, and every rank's profile shows the time in ``backward``.
-Each rank waits for the slowest there, so the step time says that somebody is slow, and not who.
+Each rank waits for the slowest there, so the step time shows that some rank is slow, but not which one.
 It serves :ref:`faults`.
 """
 
@@ -11,7 +11,7 @@ It serves :ref:`faults`.
 # The broken program
 # ------------------
 # Rank 1 reads its batches from a slow disk, here a sleep of 0.2 s.
-# The times of each step stop at three points: the batch is there, the forward is done, the last bucket is launched; the rest is waiting and the all-reduce.
+# Each step is timed at three points: the batch is there, the forward is done, the last bucket is launched; the rest is waiting and the all-reduce.
 
 import time
 
@@ -75,21 +75,21 @@ assert rest.index(min(rest)) == 1
 
 # %%
 # The step takes equally long everywhere; *own work* differs, and the slow rank is the one that waits least.
-# The mark belongs before the collective, and it costs no synchronization of its own.
-# On a GPU the clock of the host says little, because kernels run later: record ``torch.cuda.Event`` at the same places.
+# Take the time before the collective; it needs no extra synchronization.
+# On a GPU the host's clock means little, because kernels run later: record ``torch.cuda.Event`` at the same places.
 #
 # The fix
 # -------
 # Give rank 1 the same work, here a disk like the others'.
 
-mended = launch(worker, 3, [], quiet=True)
-show(mended)
-assert max(step for step, _, _ in mended) < min(steps)
-record("ms", broken=max(steps), mended=max(step for step, _, _ in mended))
+fixed = launch(worker, 3, [], quiet=True)
+show(fixed)
+assert max(step for step, _, _ in fixed) < min(steps)
+record("ms", broken=max(steps), fixed=max(step for step, _, _ in fixed))
 
 # %%
 # How to recognize it
 # -------------------
 # Compare over ranks what each does *before* its last bucket is launched, not the step and not ``backward``.
 # If one rank stands out in every step, look at its machine: clocks, temperature, disk, another job, its share of the data.
-# If it is another rank in every step, look at the batches: lengths that differ, a data loader with too few workers.
+# If it is a different rank in every step, look at the batches: different lengths, a data loader with too few workers.

@@ -1,17 +1,17 @@
 """
-Killed by SIGSEGV, without a word
-=================================
+Killed by SIGSEGV, without a message
+====================================
 
 The job ends with ``Signal 11 (SIGSEGV) received by PID …``, and no rank has a traceback.
-Two programs that do it in torch 2.13: a communication hook without a ``return``, and ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` with DDP on gloo.
+Two programs do this in torch 2.13: a communication hook without a ``return``, and ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` with DDP on gloo.
 It serves :ref:`faults`.
 """
 
 # %%
 # The broken program
 # ------------------
-# The hook does its work in place, and in place needs no result, one thinks.
-# ``faulthandler`` prints the Python stack when a fatal signal comes.
+# The hook does its work in place, so it seems to need no result.
+# ``faulthandler`` prints the Python stack on a fatal signal.
 
 import faulthandler
 import re
@@ -68,15 +68,15 @@ def show_crash(hook, level):
 
 
 # %%
-# What every rank says
-# --------------------
+# What every rank reports
+# -----------------------
 
 functions = show_crash(nothing, "OFF")
 assert functions[-1] == ("_tensor.py", "backward")
 
 # %%
-# The stack is all there is, and names ``backward``: the hook is over, and C++ follows what it returned.
-# Other wrong returns raise:
+# The stack is all there is, and names ``backward``: the hook has returned, and C++ uses the missing result.
+# Other wrong return values raise:
 
 for hook, text in (
     (tensor, "must return a torch.futures.Future object, but got torch.Tensor"),
@@ -98,7 +98,7 @@ assert [e.value for e in endings] == [[[3.0] * 4]] * 2
 # %%
 # ``TORCH_DISTRIBUTED_DEBUG=DETAIL``
 # ----------------------------------
-# The same end, now in the constructor, and without any hook (gloo, torch 2.13).
+# The same crash, now in the constructor, and without any hook (gloo, torch 2.13).
 
 functions = show_crash(None, "DETAIL")
 assert functions[0] == ("distributed.py", "_ddp_init_helper")
@@ -108,5 +108,5 @@ assert functions[0] == ("distributed.py", "_ddp_init_helper")
 #
 # How to recognize it
 # -------------------
-# All ranks die of ``SIGSEGV`` at once and none has a Python traceback.
+# All ranks die with ``SIGSEGV`` at once and none has a Python traceback.
 # Run again with ``PYTHONFAULTHANDLER=1``: a stack that ends in ``backward`` with a hook registered is the first case, ``_ddp_init_helper`` the second.

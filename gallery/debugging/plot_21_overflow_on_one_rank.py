@@ -2,8 +2,8 @@
 An overflow on one rank
 =======================
 
-In fp16 a gradient overflows now and then, and the scaler leaves out that step.
-If it looks at the gradients before they are averaged, one rank leaves the step out and the others take it, with an infinite gradient.
+In fp16 a gradient overflows now and then, and the scaler skips that step.
+If it looks at the gradients before they are averaged, one rank skips the step and the others take it, with an infinite gradient.
 It serves :ref:`faults`.
 """
 
@@ -79,25 +79,25 @@ assert [bool(rows[1][2].isfinite().all()) for rows in broken] == [False, True]
 
 # %%
 # ``unscale_`` is where the scaler looks for inf and NaN, and it remembers what it saw.
-# In step 2 rank 1 saw an inf, left out the step and halved its scale; rank 0 saw none, then got the inf in the average, and took the step.
-# In step 3 it is the other way round: rank 0's NaN reaches rank 1, which had looked before.
+# In step 2 rank 1 saw an inf, skipped the step and halved its scale; rank 0 saw none, then got the inf in the average, and took the step.
+# In step 3 it is the other way around: rank 0's NaN reaches rank 1, which had already looked.
 #
 # The fix
 # -------
-# First average, then look; DDP's own backward averages before it returns.
+# Average first, then look; DDP's own backward averages before it returns.
 
 for name, then in {"average by hand, then look": (average, look), "DDP": (look,)}.items():
-    mended = launch(worker, 2, *then, quiet=True)
+    fixed = launch(worker, 2, *then, quiet=True)
     print(name)
-    show(mended)
-    for rows in mended:
+    show(fixed)
+    for rows in fixed:
         assert [row[:2] for row in rows] == [("taken", 1024), ("skipped", 512), ("taken", 512)]
-    assert gap([rows[-1][2] for rows in mended]) == 0
+    assert gap([rows[-1][2] for rows in fixed]) == 0
 
 # %%
-# A step that all ranks leave out is no fault: a batch is lost, the scale is halved, and ranks stay equal.
+# A step that all ranks skip is not a fault: a batch is lost, the scale is halved, and ranks stay equal.
 #
 # How to recognize it
 # -------------------
-# Log ``scaler.get_scale()`` on every rank: two numbers mean that a rank decided by gradients that the others do not have.
+# Log ``scaler.get_scale()`` on every rank: two different numbers mean that a rank decided on gradients that the others do not have.
 # Look for ``unscale_`` or ``clip_grad_norm_`` between the backward and the average, or for a loop that stays under ``no_sync`` to its end (:ref:`museum-step-as-sync`).

@@ -2,13 +2,13 @@
 A process of the last run has the port
 ======================================
 
-The last run was killed, you start the next one with the same ``MASTER_PORT``, and rank 0 says ``EADDRINUSE``.
+The last run was killed, you start the next one with the same ``MASTER_PORT``, and rank 0 reports ``EADDRINUSE``.
 It serves :ref:`faults`.
 """
 
 # %%
-# A rank 0 of the last run still waits for its peer, which was killed before it came.
-# The next run has the same port; to tell the runs apart, each rank adds the number of its own.
+# Rank 0 of the last run still waits for its peer, which was killed before it connected.
+# The next run has the same port; to distinguish the runs, each rank adds the number of its run.
 
 import glob
 import os
@@ -79,9 +79,9 @@ assert endings[1].value == 101
 
 # %%
 # Rank 0 is refused at once: a port has one owner.
-# Rank 1 connects to the owner, whoever it is, and that is a store which waits for a rank 1.
+# Rank 1 connects to the owner, whichever process that is, and it is a store that waits for a rank 1.
 # So the new rank 1 and the old rank 0 train together, and rank 1 sees no error at all.
-# With the leftover ended, the same call on the same port works.
+# Once the leftover process is ended, the same call on the same port works.
 
 sums = launch(train, 2, init=False, env=at_port)
 print(f"sums on the two ranks: {sums}")
@@ -96,5 +96,5 @@ assert sums == [2, 2]
 #
 # How to recognize it
 # -------------------
-# ``EADDRINUSE`` stands on rank 0 only.
-# The others depend on what holds the port: a store that waits for them takes them in, a store whose ranks have met leaves them to a timeout, and a program that is no store may keep them beyond it (:ref:`setup-hello-ranks`).
+# ``EADDRINUSE`` appears on rank 0 only.
+# The others depend on what holds the port: a store that waits for them accepts them, a store whose ranks have met lets them run into a timeout, and a program that is not a store may keep them even longer (:ref:`setup-hello-ranks`).

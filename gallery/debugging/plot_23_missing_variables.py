@@ -3,8 +3,8 @@ A variable that only some ranks have
 ====================================
 
 ``environment variable RANK expected, but not set`` is the first error most people get from DDP: the program was started with ``python`` instead of a launcher.
-All see it then, and at once.
-It is worse when one machine lacks one variable, as a forgotten ``export`` leaves it: most ranks then wait, and say something else.
+Then every rank sees it at once.
+It is worse when one machine lacks one variable, for example after a forgotten ``export``: most ranks then wait, and report something else.
 It serves :ref:`faults`.
 """
 
@@ -31,10 +31,10 @@ assert ran.returncode == 1
 assert "environment variable RANK expected, but not set" in ran.stderr
 
 # %%
-# Now seven ranks, of which only rank 0 has all four: each of the others lacks one, or has a text where a number should be.
+# Now seven ranks, of which only rank 0 has all four: each of the others lacks one, or has text where a number should be.
 # The group's timeout is 1 s instead of 30 minutes.
 
-# An empty variable counts as one that is not set; the last two are what a typing error leaves.
+# An empty variable counts as not set; the last two are typical typing errors.
 CHANGES = [{}, *({name: ""} for name in NEEDED), {"RANK": "one"}, {"MASTER_PORT": "29500;"}]
 
 
@@ -49,20 +49,20 @@ def enter(changes):
     return f"{dist.get_rank()} of {dist.get_world_size()}"
 
 
-waits, *speak = postmortem(enter, 7, CHANGES, init=False, leave=True)
-for rank, (change, says) in enumerate(zip(CHANGES[1:], speak, strict=True), 1):
+waits, *others = postmortem(enter, 7, CHANGES, init=False, leave=True)
+for rank, (change, ending) in enumerate(zip(CHANGES[1:], others, strict=True), 1):
     ((name, text),) = change.items()
-    said = re.search(r"(?:environment variable|invalid literal).*", says.error)[0]
-    print(f"rank {rank} has {f'{name}={text}':19} and says: {said}")
-    assert f"{name} expected, but not set" in said if not text else text in said
+    message = re.search(r"(?:environment variable|invalid literal).*", ending.error)[0]
+    print(f"rank {rank} has {f'{name}={text}':19} and reports: {message}")
+    assert f"{name} expected, but not set" in message if not text else text in message
 print(report([waits]))
 assert "waiting for clients. 1/7 clients joined" in waits.error
 
 # %%
-# ``env://`` reads the four variables in this order and stops at the first that is missing, so repairing one may show the next.
+# ``env://`` reads the four variables in this order and stops at the first that is missing, so fixing one may reveal the next.
 # The rank that lacks one never gets to the store; those that have all of them wait there for it.
 #
-# A launcher tells every rank all four.
+# A launcher sets all four for every rank.
 
 print(launch(enter, 2, [{}] * 2, init=False))
 
@@ -75,5 +75,5 @@ print(launch(enter, 2, [{}] * 2, init=False))
 # How to recognize it
 # -------------------
 # The rank that names a variable is the one to look at, and it is the first to end.
-# Under torchrun you do not see this error, because torchrun sets the variables; if you do, the program was not started by the torchrun that you think of, or removes them.
+# Under torchrun you do not see this error, because torchrun sets the variables; if you do, the program was not started by the torchrun that you think, or it removes them.
 # ``waiting for clients`` alone means that some rank did not come; look in the log of *that* rank for the reason.

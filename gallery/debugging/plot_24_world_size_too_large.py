@@ -2,7 +2,7 @@
 A rank that never comes
 =======================
 
-Three ranks are promised, two are started: a machine that did not boot, ``WORLD_SIZE`` left over from a larger run, a rank that died while it imported.
+Three ranks are announced, two are started: a machine that did not boot, ``WORLD_SIZE`` left over from a larger run, a rank that died while it imported.
 Everyone waits for the timeout, 30 minutes by default, and then most ranks name a rank that is there.
 It serves :ref:`faults`.
 """
@@ -28,7 +28,7 @@ def train(missing):
     try:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
     except dist.DistError:
-        time.sleep(1 if rank == 0 else 0)  # it has the store; the others shall say their word
+        time.sleep(1 if rank == 0 else 0)  # it hosts the store; let the others report first
         raise
     return "trains"
 
@@ -40,14 +40,14 @@ assert "waiting for clients. 2/3 clients joined" in endings[0].error
 assert "wait timeout after 2000ms, keys: /default_pg/0//cpu//0/0" in endings[1].error
 
 # %%
-# Rank 0 has the store, counts who connects, and says how many came; not which.
+# Rank 0 hosts the store, counts connections, and reports how many ranks came, but not which.
 # Rank 1 has connected and waits for the address of rank 0, which rank 0 writes once all are there.
 # So rank 1 asks for the key that ends in 0: it names rank 0, which is alive, and not rank 2, which is missing.
 #
 # Who is missing
 # --------------
-# A list of names at the same place, before the group, tells.
-# The store below does not wait for all of its clients; rank 0 waits for them and says whom it has not seen.
+# A list of names at the same address, before the group is made, shows it.
+# The store below does not wait for all of its clients; rank 0 waits for them and names those that it has not seen.
 
 
 def roll_call(absent):
@@ -68,9 +68,9 @@ def roll_call(absent):
         missing = []
     except dist.DistStoreError:
         missing = [other for other in range(ranks) if not store.check([f"here/{other}"])]
-    store.add("told", 1)
-    while rank == 0 and store.add("told", 0) < ranks - len(missing):
-        pass  # who has the store leaves last
+    store.add("reported", 1)
+    while rank == 0 and store.add("reported", 0) < ranks - len(missing):
+        pass  # the rank that hosts the store leaves last
     return f"missing: {missing}"
 
 
@@ -86,11 +86,11 @@ print(launch(train, 3, None, init=False))
 # %%
 # The fix
 # -------
-# Start as many processes as ``WORLD_SIZE`` says; let a launcher compute it.
-# Pass ``timeout=datetime.timedelta(minutes=5)`` or so to ``init_process_group``, and give later collectives that need longer a group of their own.
+# Start exactly ``WORLD_SIZE`` processes; let a launcher compute the number.
+# Pass ``timeout=datetime.timedelta(minutes=5)`` or so to ``init_process_group``, and give later collectives that need longer a separate group.
 #
 # How to recognize it
 # -------------------
 # ``clients joined`` on rank 0 and ``wait timeout`` with a key on the others, all within the same second or two, and nothing was trained.
-# Who started more than a second after rank 0 sees rank 0 leave first, and says ``Failed to recv, got 0 bytes. Connection was likely closed.``
-# If rank 0 is the one that is missing, nobody has the store, and all others say ``The client socket has timed out`` with its address.
+# A rank that started more than a second after rank 0 sees rank 0 leave first, and reports ``Failed to recv, got 0 bytes. Connection was likely closed.``
+# If rank 0 is the missing one, there is no store, and all others report ``The client socket has timed out`` with its address.

@@ -8,7 +8,7 @@ It serves :ref:`faults`.
 """
 
 # %%
-# Four processes stand for two machines with two each; only the wrong program gives its local rank to the group.
+# Four processes represent two machines with two each; only the wrong program gives its local rank to the group.
 
 from ddplab import launch
 from ddplab.labs.postmortem import postmortem, report
@@ -27,7 +27,7 @@ def train(rank_of, world_size):
     try:
         dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timeout)
     except dist.DistError:
-        time.sleep(1 if rank == 0 else 0)  # it has the store; the others shall say their word
+        time.sleep(1 if rank == 0 else 0)  # it hosts the store; let the others report first
         raise
     total = torch.tensor(1)
     dist.all_reduce(total)
@@ -45,18 +45,18 @@ assert sum("3/4 clients joined" in e.error for e in endings) == 1
 assert sum("keys: /default_pg/0//cpu//0/0" in e.error for e in endings) == 2
 
 # %%
-# Nobody says that a rank is there twice.
+# No message reports that a rank exists twice.
 # Both ranks 0 want to host the store and one is refused; the other counts three and misses a fourth.
 #
-# If rank 0 is there once, the count is right.
-# Here ranks 0, 1 and 1 form a group of three, and all wait for the address of the rank that nobody is:
+# If rank 0 exists once, the count is right.
+# Here ranks 0, 1 and 1 form a group of three, and all wait for the address of the rank that does not exist:
 
 endings = postmortem(train, 3, [0, 1, 1], 3, init=False, leave=True)
 print(report(endings))
 assert all("wait timeout" in e.error and e.error.endswith("cpu//0/2") for e in endings)
 
 # %%
-# With the numbers that a launcher gives, each is there once.
+# With the numbers that a launcher sets, each rank exists once.
 
 print("\n".join(launch(train, 4, [0, 1, 2, 3], 4, init=False)))
 
@@ -64,11 +64,11 @@ print("\n".join(launch(train, 4, [0, 1, 2, 3], 4, init=False)))
 # The fix
 # -------
 # ``RANK`` numbers the process in the job and goes to the group; ``LOCAL_RANK`` numbers it on its machine and chooses the device.
-# Best give ``init_process_group`` neither: it reads ``RANK`` and ``WORLD_SIZE`` by itself.
+# It is best to give ``init_process_group`` neither: it reads ``RANK`` and ``WORLD_SIZE`` by itself.
 #
 # How to recognize it
 # -------------------
 # All ranks fail in ``init_process_group`` and as many processes run as ``WORLD_SIZE`` says.
-# The key in ``wait timeout`` ends in a rank; if no process has that rank, some other rank is there twice.
+# The key in ``wait timeout`` ends in a rank; if no process has that rank, some other rank exists twice.
 # Print ``RANK``, ``LOCAL_RANK`` and the host name on every process, sort the lines, and look for a repetition.
-# If ``WORLD_SIZE`` is local as well, nothing is said at all: there are two jobs, as with two ``--standalone`` agents (:ref:`setup-launchers`).
+# If ``WORLD_SIZE`` is local as well, there is no error at all: there are two jobs, as with two ``--standalone`` agents (:ref:`setup-launchers`).

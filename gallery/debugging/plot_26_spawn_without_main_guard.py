@@ -3,7 +3,7 @@
 =================================
 
 ``mp.spawn(train, nprocs=2)`` as the last line of a file, without ``if __name__ == "__main__":`` above it.
-A spawned process is a fresh Python that imports your file to find ``train``, and so comes upon ``mp.spawn`` itself.
+A spawned process is a fresh Python that imports your file to find ``train``, and so reaches ``mp.spawn`` itself.
 It serves :ref:`faults`.
 """
 
@@ -49,7 +49,7 @@ if __name__ == "__main__":
 
 # %%
 # ``mp.spawn`` needs a file, so each program is written to one.
-# All three run at once, and of each stay the lines that it printed itself and the first of every error.
+# All three run at once; shown are the lines that each printed itself and the first line of every error.
 
 
 def start(path, text):
@@ -60,7 +60,7 @@ def start(path, text):
 
 TELLING = ("rank ", "reading", "RuntimeError", "An attempt", "AttributeError", "torch.multi")
 programs = {"no_guard": NO_GUARD, "local": LOCAL, "right": RIGHT}
-said = {}
+printed = {}
 with tempfile.TemporaryDirectory() as folder:
     running = {
         name: start(Path(folder, f"{name}.py"), text) for name, text in programs.items()
@@ -68,25 +68,27 @@ with tempfile.TemporaryDirectory() as folder:
     try:
         for name, process in running.items():
             lines = [line.strip() for line in process.communicate(timeout=120)[0].splitlines()]
-            said[name] = sorted(line for line in lines if line.startswith(TELLING))
+            printed[name] = sorted(line for line in lines if line.startswith(TELLING))
             print(f"{name}.py ends with exit code {process.returncode}")
-            print("".join(f"    {line}\n" for line in said[name]), end="")
+            print("".join(f"    {line}\n" for line in printed[name]), end="")
             assert process.returncode == (name != "right")
     finally:
         for process in running.values():
             process.kill()
 
-count = sum("An attempt has been made to start a new process" in x for x in said["no_guard"])
+count = sum(
+    "An attempt has been made to start a new process" in x for x in printed["no_guard"]
+)
 assert count >= 1
-assert said["no_guard"].count("reading the data set") == 1 + count
-assert not any("trains" in line for line in said["no_guard"] + said["local"])
-assert "can't pickle local object" in said["local"][0].lower()
-assert said["right"] == ["rank 0 trains", "rank 1 trains", "reading the data set"]
+assert printed["no_guard"].count("reading the data set") == 1 + count
+assert not any("trains" in line for line in printed["no_guard"] + printed["local"])
+assert "can't pickle local object" in printed["local"][0].lower()
+assert printed["right"] == ["rank 0 trains", "rank 1 trains", "reading the data set"]
 
 # %%
-# Without the guard no rank ever trains: each child runs the whole file, reads the data set once more, and is stopped at ``mp.spawn``.
+# Without the guard no rank ever trains: each child runs the whole file, reads the data set again, and fails at ``mp.spawn``.
 # The parent sees only that a child ended, with ``ProcessExitedException``; the reason is above, in the child's text.
-# The local function fails earlier, in the parent: it travels by its name, and a name inside of ``main`` cannot be imported.
+# The local function fails earlier, in the parent: it is sent by name, and a name inside ``main`` cannot be imported.
 #
 # The fix
 # -------
@@ -95,6 +97,6 @@ assert said["right"] == ["rank 0 trains", "rank 1 trains", "reading the data set
 #
 # How to recognize it
 # -------------------
-# ``An attempt has been made to start a new process before …`` stands there once per child, and what the file prints at its top appears once more each time.
+# ``An attempt has been made to start a new process before …`` appears once per child, and what the file prints at its top appears again each time.
 # The same text comes from a ``DataLoader`` with workers in an unguarded file, where workers are not forked: on macOS and Windows, and on Linux from Python 3.14 on.
 # ``Can't pickle`` or ``Can't get attribute``: the function is local, or was defined in a notebook.

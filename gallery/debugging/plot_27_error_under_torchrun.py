@@ -2,8 +2,8 @@
 One rank raises under torchrun
 ==============================
 
-Some hundred lines, in the middle ``ChildFailedError``, and nothing of it in your file: what torchrun prints when a rank fails.
-Which of it is the reason, and where is the traceback?
+When a rank fails, torchrun prints a hundred lines, with ``ChildFailedError`` in the middle and none of it in your file.
+Which line is the reason, and where is the traceback?
 It serves :ref:`faults`.
 """
 
@@ -56,7 +56,7 @@ with tempfile.TemporaryDirectory() as folder:
 assert [agent.returncode for agent in agents] == [1, 1]
 
 # %%
-# Without ``@record``, in the order in which it comes: the rank's own error, what the agent did, and its report.
+# Without ``@record``, in the order of printing: the rank's own error, what the agent did, and its report.
 # Frames, times, process ids and rulers are left out.
 SKIP = re.compile(r"\s*(time|host|File|\^+|\S+\(|raise |return |[-=]{9}|Trace|$)")
 
@@ -77,8 +77,8 @@ show(plain, "ValueError: no learning rate")
 # Read it from the end.
 # ``Root Cause (first observed failure)`` names the rank; above it are the others.
 # ``exitcode : -15`` is minus the number of a signal: SIGTERM, and the agent itself sent it.
-# The agent knows the exit code and no reason; the traceback went to the terminal, far above the report.
-# With ``@record`` the rank leaves its traceback in a file, and the report has it:
+# The agent knows the exit code but not the reason; the traceback went to the terminal, far above the report.
+# With ``@record`` the rank writes its traceback to a file, and the report includes it:
 
 show(recorded, "Root Cause")
 
@@ -91,13 +91,13 @@ assert "ValueError: no learning rate for 3 ranks" in root
 # %%
 # The fix
 # -------
-# Put ``@record`` on the function that does everything, once per program, and raise; do not catch the error and go on.
-# For many ranks add ``--log-dir=logs --tee=3``: each rank then has files of its own, and lines on the terminal begin with its number.
+# Put ``@record`` on the function that does everything, once per program, and raise; do not catch the error and continue.
+# For many ranks add ``--log-dir=logs --tee=3``: each rank then has its own files, and lines on the terminal begin with its number.
 #
 # How to recognize it
 # -------------------
-# ``ChildFailedError`` is never the cause: it says that some rank ended with an exit code other than 0.
+# ``ChildFailedError`` is never the cause: it reports that some rank ended with an exit code other than 0.
 # A positive code is the rank's own, 1 for an exception; a negative one is a signal: -15 by the agent, -9 by you, the scheduler or the kernel when memory is short, -11 and -6 by a crash in C++.
 #
 # Root cause means the earliest time in whole seconds, and the lowest rank among equals that were seen together (``get_first_failure`` in ``torch/distributed/elastic/multiprocessing/errors/__init__.py``, torch 2.13).
-# Without ``@record`` it is the time when the agent looked, so a rank that says ``Connection closed by peer`` may stand there as the root cause.
+# Without ``@record`` it is the time when the agent looked, so a rank with ``Connection closed by peer`` may be listed as the root cause.

@@ -2,13 +2,13 @@
 A data worker dies
 ==================
 
-``DataLoader worker (pid …) is killed by signal: Killed``: a worker process of one rank's loader is gone, mostly because the machine or the container is out of memory.
+``DataLoader worker (pid …) is killed by signal: Killed``: a worker process of one rank's loader is gone, usually because the machine or the container is out of memory.
 The other ranks see something else.
 It serves :ref:`faults`.
 """
 
 # %%
-# A worker of rank 1 ends by a signal, or by an exit of its own, while it reads its first sample.
+# A worker of rank 1 ends by a signal, or exits by itself, while it reads its first sample.
 
 import re
 
@@ -49,24 +49,24 @@ def train(end, workers=1):
         for batch in DataLoader(Samples(), 4, num_workers=workers, **context):
             dist.all_reduce(batch)
     except Exception:
-        traceback.print_exc()  # with the exception that it came from, which stands first
+        traceback.print_exc()  # with the exception that caused it, which comes first
         raise
 
 
-def told(end):
+def outcome(end):
     endings = postmortem(train, 2, end, leave=True)
     assert [e.how for e in endings] == ["raised", "raised"]
     assert re.search(r"Connection (closed|reset) by peer", endings[0].error)
     return endings, re.findall(r"(?m)^(?:Runtime|Value)Error: (.*)", endings[1].printed)
 
 
-killed, said = told("SIGKILL")
+killed, lines = outcome("SIGKILL")
 print(report(killed))
-print("\n".join(f"rank 1, line by line: {line}" for line in said))
-assert re.search("is killed by signal: Killed|exited unexpectedly", said[0])
+print("\n".join(f"rank 1, line by line: {line}" for line in lines))
+assert re.search("is killed by signal: Killed|exited unexpectedly", lines[0])
 
 # %%
-# Rank 0 is in the all-reduce and sees only that its peer is gone; other ends differ in the words of rank 1 only.
+# Rank 0 is in the all-reduce and sees only that its peer is gone; other ends differ only in rank 1's message.
 
 WORDS = {
     "SIGBUS": "killed by signal: Bus error. It is possible that dataloader's workers are out of",
@@ -74,9 +74,9 @@ WORDS = {
     "raise": "Caught ValueError in DataLoader worker process 0",
 }
 for end, words in WORDS.items():
-    _, said = told(end)
-    print(f"{end:8}{said[0][:86]}")
-    assert words in said[0] or "exited unexpectedly" in said[0], said
+    _, lines = outcome(end)
+    print(f"{end:8}{lines[0][:86]}")
+    assert words in lines[0] or "exited unexpectedly" in lines[0], lines
 
 # %%
 # A signal leaves no traceback in the worker; with ``num_workers=0``, the rank reads and has one:
@@ -89,12 +89,12 @@ assert endings[1].where.startswith("__getitem__")
 # %%
 # The fix
 # -------
-# Read the first of chained exceptions: ``exited unexpectedly``, at the end, hides the signal that stands above it (seldom, it stands nowhere).
+# Read the first of chained exceptions: ``exited unexpectedly``, at the end, hides the signal above it (rarely, it is nowhere).
 # ``Killed``: ask the kernel (``dmesg``, or ``oom_kill`` in the container's ``memory.events``), then use fewer workers, a smaller ``prefetch_factor``, or tensors instead of Python lists in the data set.
-# ``Bus error``: ``/dev/shm`` is full, through which batches travel; give the container more (``docker run --shm-size=8g`` or ``--ipc=host``).
+# ``Bus error``: ``/dev/shm``, through which batches travel, is full; give the container more (``docker run --shm-size=8g`` or ``--ipc=host``).
 # ``Segmentation fault`` or ``exited unexpectedly``: a library in the worker; run the same samples with ``num_workers=0``.
 #
 # How to recognize it
 # -------------------
-# One rank says ``DataLoader worker``; all others say that a connection was closed or reset, or wait.
-# If the worker dies while a batch of it is on the way, ``ConnectionResetError`` from ``rebuild_storage_fd`` comes first, and the words above stand below it as a second exception.
+# One rank reports ``DataLoader worker``; all others report that a connection was closed or reset, or wait.
+# If the worker dies while a batch of it is on the way, ``ConnectionResetError`` from ``rebuild_storage_fd`` comes first, and the messages above follow it as a second exception.

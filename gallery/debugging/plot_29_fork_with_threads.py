@@ -2,14 +2,14 @@
 A worker forked while a thread held a lock
 ==========================================
 
-One rank stands still in its data loader, at the first batch or now and then at the start of an epoch; the others stand in an all-reduce.
-No error, no load on any core.
+One rank hangs in its data loader, at the first batch or now and then at the start of an epoch; the others wait in an all-reduce.
+There is no error, and no load on any core.
 It serves :ref:`faults`.
 """
 
 # %%
 # The samples come through a cache with a lock, and a thread fills the cache ahead of time.
-# On rank 1 the thread is at work, and so holds the lock, at the moment when the loader forks its worker.
+# On rank 1 the thread is working, and so holds the lock, at the moment when the loader forks its worker.
 
 import threading
 
@@ -68,23 +68,23 @@ assert endings[0].where.startswith("all_reduce")
 assert endings[1].where.startswith("__next__")
 
 # %%
-# A fork copies memory with the lock in it, and only the thread that called it.
-# In rank 1 the thread releases the lock a moment later; in the worker there is no such thread, and the copy stays locked for ever.
+# A fork copies the memory with the lock in it, but only the thread that called it.
+# In rank 1 the thread releases the lock a moment later; in the worker there is no such thread, and the copy stays locked forever.
 # The rank waits for its worker, and the other ranks wait for the rank.
 #
-# With workers that are there before the thread is, nothing is held when they are forked.
+# If the workers start before the thread, no lock is held when they are forked.
 
 print("workers first:", launch(train, 2, "last", env=ON_CPU))
 
 # %%
 # The fix
 # -------
-# Make the loader's iterator before you start threads, with ``persistent_workers=True`` so that later epochs fork no more; or have no fork at all: ``DataLoader(…, multiprocessing_context="forkserver")`` starts workers from a process without your threads.
-# The data set must then be picklable and its class importable; a lock is neither, so it is made in the worker, in ``worker_init_fn`` or at first use.
-# Python's own ``logging`` repairs its locks in a forked child; yours, and those of C libraries, nobody repairs.
+# Create the loader's iterator before you start threads, with ``persistent_workers=True`` so that later epochs do not fork; or avoid the fork: ``DataLoader(…, multiprocessing_context="forkserver")`` starts workers from a process without your threads.
+# The data set must then be picklable and its class importable; a lock is not picklable, so create it in the worker, in ``worker_init_fn`` or at first use.
+# Python's own ``logging`` resets its locks in a forked child; nothing resets yours, or those of C libraries.
 #
 # How to recognize it
 # -------------------
-# One rank stands in ``__next__`` of the loader, all others in a collective.
+# One rank is in ``__next__`` of the loader, all others are in a collective.
 # The stack of the *worker* (``py-spy dump --pid`` of the child) ends at a lock, in ``__getitem__``.
 # Give the loader ``timeout=60``: the hang becomes ``DataLoader timed out after 60 seconds`` on the rank that has it.

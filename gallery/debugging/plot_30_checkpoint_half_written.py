@@ -3,7 +3,7 @@ A checkpoint that is read while it is written
 =============================================
 
 Rank 0 saves, all ranks load, and nothing makes the others wait.
-Some find no file, some an empty one, some half of one, and on most days all is well.
+Some find no file, some an empty one, some half of one, and on most days everything works.
 It serves :ref:`faults`.
 """
 
@@ -41,20 +41,20 @@ def read_during(folder):
 
 with tempfile.TemporaryDirectory() as folder:
     nothing, seen = launch(read_during, 2, folder)
-for share, said in seen.items():
-    print(f"{'no file' if share is None else f'{share:.0%}':9}rank 1: {said[:76]}")
-    print(f"{'':17}{said[76:152]}\n" * (share == 0.5), end="")
+for share, message in seen.items():
+    print(f"{'no file' if share is None else f'{share:.0%}':9}rank 1: {message[:76]}")
+    print(f"{'':17}{message[76:152]}\n" * (share == 0.5), end="")
 no_file, empty, some, half, whole = seen.values()
 assert [no_file[:17], empty[:8], whole] == ["FileNotFoundError", "EOFError", "step 7"]
 assert "PytorchStreamReader failed reading zip archive: failed finding central" in half
 assert some == "OSError: [Errno 22] Invalid argument"  # seen in torch 2.13
 
 # %%
-# The index of the file, a zip archive, stands at its end, so anything shorter than the whole is unreadable.
-# A piece of more than 4 and up to about 65 KiB says ``Invalid argument``, any other ``PytorchStreamReader failed`` (torch 2.13).
+# The index of the file, a zip archive, is at its end, so anything shorter than the whole file is unreadable.
+# A piece of more than 4 and up to about 65 KiB gives ``Invalid argument``, any other ``PytorchStreamReader failed`` (torch 2.13).
 # If rank 0 is killed in the middle, the file stays like this, and the next start finds it.
 #
-# With the fix, rank 1 looks while rank 0 writes step 14 over step 7, and once more behind the barrier.
+# With the fix, rank 1 looks while rank 0 writes step 14 over step 7, and again after the barrier.
 
 
 def read_around(folder):
@@ -80,7 +80,7 @@ def read_around(folder):
         dist.barrier()  # step 14 is being written
         seen.append(torch.load(path)["step"])
         dist.barrier()
-    dist.barrier()  # nobody loads before rank 0 has saved
+    dist.barrier()  # no rank loads before rank 0 has saved
     return [*seen, torch.load(path)["step"]]
 
 

@@ -2,14 +2,14 @@
 The log ends before the program did
 ===================================
 
-The last line in rank 0's log is step 120; it was at step 140 when the job fell.
-What a Python program prints to a file or a pipe waits in a buffer, and whoever is ended by a signal does not empty it.
-When one rank fails, the others are ended by a signal: rank 0, too.
+The last line in rank 0's log is step 120; it was at step 140 when the job died.
+What a Python program prints to a file or a pipe waits in a buffer, and a process that is killed by a signal does not flush it.
+When one rank fails, the launcher ends the others with a signal, rank 0 included.
 It serves :ref:`faults`.
 """
 
 # %%
-# A program that prints four lines, and then raises, leaves, or is ended by the signal of a launcher, of the kernel, or of a failed check in C++.
+# A program that prints four lines, and then raises, exits, or is ended by a signal from a launcher, from the kernel, or from a failed check in C++.
 # Its output goes to a pipe, as under Slurm, in a container, or behind ``| tee log``.
 
 import os
@@ -49,8 +49,8 @@ for end, (steps, code) in log.items():
 assert [steps for steps, _ in log.values()] == [4, 0, 0, 0, 0]
 
 # %%
-# Only the exception ends Python in the way that empties the buffer.
-# Standard error is not held back like that, so the traceback of the rank that failed is there, and seems to come before anything was printed.
+# Only the exception ends Python in a way that flushes the buffer.
+# Standard error is not buffered like that, so the traceback of the rank that failed is there, and seems to come before anything was printed.
 
 for name, fixed in (
     ("PYTHONUNBUFFERED=1", [steps_in_log(end, PYTHONUNBUFFERED="1")[0] for end in ENDS]),
@@ -62,11 +62,11 @@ for name, fixed in (
 # %%
 # The fix
 # -------
-# ``export PYTHONUNBUFFERED=1`` where the job starts, or ``flush=True`` in the one ``print`` that tells the step, or ``logging``, which writes to standard error.
+# ``export PYTHONUNBUFFERED=1`` where the job starts, or ``flush=True`` in the one ``print`` that shows the step, or ``logging``, which writes to standard error.
 # ``torchrun train.py`` starts Python with ``-u``, which is the same; ``torchrun --no-python``, ``srun python``, ``mp.spawn`` and a shell do not.
 #
 # How to recognize it
 # -------------------
 # Ranks' logs end at different steps, in the middle of a line, or a rank has an exit code and no output at all.
 # The exit code is negative (torchrun, ``mp.spawn``) or 128 plus the number (a shell): a signal.
-# Do not look for the fault at the last step that is printed; compare with the other ranks' standard error, or with what the flight recorder has.
+# Do not look for the fault at the last printed step; compare with the other ranks' standard error, or with what the flight recorder has.

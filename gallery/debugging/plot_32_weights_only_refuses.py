@@ -2,14 +2,14 @@
 ``Weights only load failed``
 ============================
 
-A checkpoint that was written by an older program, or that holds its arguments and the best loss besides the weights.
-Since torch 2.6 ``torch.load`` takes tensors and plain types only, and names the first other class that it finds.
+A checkpoint was written by an older program, or contains its arguments and the best loss besides the weights.
+Since torch 2.6 ``torch.load`` accepts only tensors and plain types, and names the first other class that it finds.
 It serves :ref:`faults`.
 """
 
 # %%
-# The checkpoint holds the program's arguments, a ``Namespace`` with a ``Path`` in it.
-# On the second try somebody allows both classes, in the block of rank 0, where the log is opened as well.
+# The checkpoint contains the program's arguments, a ``Namespace`` with a ``Path`` in it.
+# On the second try someone allows both classes, in rank 0's block, where the log is also opened.
 
 import re
 import tempfile
@@ -41,7 +41,7 @@ def resume(path, allowed_on):
     if dist.get_rank() in allowed_on:
         torch.serialization.add_safe_globals([argparse.Namespace, type(Path())])
     state = torch.load(path)
-    dist.all_reduce(torch.ones(1))  # training goes on
+    dist.all_reduce(torch.ones(1))  # training continues
     return f"resumes with {' and '.join(state)}"
 
 
@@ -63,8 +63,8 @@ for allowed_on in [], [0]:
 assert "Connection" in endings[0].error
 
 # %%
-# The list of allowed classes belongs to a process, and every rank is one.
-# If rank 0 alone has it, rank 0 loads, goes on, and is the one whose error the log ends with.
+# The list of allowed classes belongs to a process, and every rank is its own process.
+# If only rank 0 has it, rank 0 loads, continues, and the log ends with its error.
 #
 # The message names one class at a time; torch lists all of them without loading any:
 
@@ -92,9 +92,9 @@ assert everywhere == plain == ["resumes with model and args"] * 2
 # -------
 # Save tensors, numbers, texts, lists and dicts: ``vars(args)``, ``str(path)``, ``float(best)``, ``scheduler.state_dict()``.
 # For old files, call ``add_safe_globals`` at the top of the module, on all ranks, or convert each file once.
-# ``weights_only=False`` runs whatever code the file holds, on every rank; only for files that you wrote.
+# ``weights_only=False`` runs whatever code is in the file, on every rank; use it only for files that you wrote.
 #
 # How to recognize it
 # -------------------
-# All ranks raise at the same line, at once, before the first step; a broken file says ``PytorchStreamReader`` instead.
-# If some ranks say it and others that a connection was closed, the ranks differ in what they allow, or only some of them load.
+# All ranks raise at the same line, at once, before the first step; a broken file gives ``PytorchStreamReader`` instead.
+# If some ranks report it and others report a closed connection, the ranks differ in what they allow, or only some of them load.

@@ -2,9 +2,9 @@
 Failures that need NCCL
 =======================
 
-NCCL has failures that gloo has not: two ranks on one GPU, a watchdog that ends the process, an interface that is not there.
-This lab makes five of them, on a machine that has the GPUs for them, and reads what the ranks say with ``ddplab diagnose``.
-On a machine without, it says so and shows what it would run; then the texts in the error index are from NCCL's and torch's sources.
+NCCL has failures that gloo does not have: two ranks on one GPU, a watchdog that ends the process, an interface that is not there.
+This lab causes five of them, on a machine that has the GPUs for them, and reads what the ranks print with ``ddplab diagnose``.
+On a machine without them, it reports that and shows what it would run; then the texts in the error index are from NCCL's and torch's sources.
 It serves :ref:`faults`.
 """
 
@@ -108,8 +108,8 @@ record(cases=len(CASES), ran=ran)
 # %%
 # The fix
 # -------
-# In the order of the cases: ``torch.cuda.set_device(local_rank)`` before the group; tensors on that device; as many ranks as GPUs; an interface that ``ip address`` lists; and for the last, what the stack of the absent rank says.
+# In the order of the cases: ``torch.cuda.set_device(local_rank)`` before the group; tensors on that device; as many ranks as GPUs; an interface that ``ip address`` lists; and for the last, what the stack of the absent rank shows.
 #
 # How to recognize it
 # -------------------
-# Set ``NCCL_DEBUG=WARN``: NCCL then names its reason in a line of its own, before torch's ``ncclInvalidUsage`` or ``ncclSystemError``, which name only the kind.
+# Set ``NCCL_DEBUG=WARN``: NCCL then gives its reason on a separate line, before torch's ``ncclInvalidUsage`` or ``ncclSystemError``, which name only the kind.

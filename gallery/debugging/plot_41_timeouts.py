@@ -1,6 +1,6 @@
 """
-Timeouts: who waits how long, and what says so
-==============================================
+Timeouts: who waits how long, and which setting decides
+=======================================================
 
 A hang ends when a timeout ends it.
 Which timeout that is depends on the group, on the call, and on the layer that waits; one of them is 30 minutes where you expected two seconds.
@@ -9,7 +9,7 @@ It serves :ref:`debugging-tools`.
 
 # %%
 # Rank 1 never comes.
-# Rank 0 waits for it in seven ways, each with a timeout of its own, on groups that were made before.
+# Rank 0 waits for it in seven ways, each with its own timeout, on groups that were created before.
 # All groups are gloo groups: on NCCL a timeout does not raise, it ends the process.
 
 import datetime
@@ -72,13 +72,13 @@ record("s", default=default_pg_timeout.total_seconds())
 
 # %%
 # The first row is the timeout of the group that the call names; DDP's all-reduces have the timeout of DDP's ``process_group``.
-# The third row: a gloo group that timed out is broken. It raises at once, whoever comes now, so catching the error and going on is no plan.
-# ``work.wait`` raises, but the collective stays under way; the group's own timeout still runs.
-# The last row is no process group at all: stores, and so ``init_process_group`` and ``new_group``, have their own timeout.
+# The third row: a gloo group that timed out is broken. It raises at once, even if the peer comes now, so catching the error and continuing does not work.
+# ``work.wait`` raises, but the collective remains in progress; the group's own timeout still runs.
+# The last row is not a process group: stores, and so ``init_process_group`` and ``new_group``, have their own timeout.
 #
 # The trap
 # --------
-# ``init_process_group(timeout=…)`` is the timeout of the default group, and of no other.
+# ``init_process_group(timeout=…)`` is the timeout of the default group only.
 # The flight recorder keeps the timeout of every collective: here the default group has 20 s, and ``new_group`` is called without a timeout.
 
 
@@ -99,9 +99,9 @@ assert (default_s, subgroup_s) == (20, 1800)
 # The fix
 # -------
 # Give ``timeout=`` to ``init_process_group`` and to every ``new_group``.
-# Choose it a little longer than the longest wait that is right: the first step with compilation, a checkpoint on rank 0, the slowest evaluation.
+# Choose it a little longer than the longest legitimate wait: the first step with compilation, a checkpoint on rank 0, the slowest evaluation.
 #
 # What this does not mean
 # -----------------------
-# The rank that says "Timed out" is the one that waited. The one at fault says nothing here.
+# The rank that reports "Timed out" is the one that waited. The one at fault reports nothing here.
 # For its name use ``monitored_barrier`` (:doc:`plot_42_monitored_barrier`) or the flight recorder (:doc:`plot_44_compare_flight_records`).

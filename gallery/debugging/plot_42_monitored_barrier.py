@@ -2,8 +2,8 @@
 monitored_barrier names the rank that is missing
 ================================================
 
-A barrier that fails says that somebody was missing.
-``monitored_barrier`` says who: rank 0 waits for a word from each rank in turn, and names the first that does not come, or all of them.
+A barrier that fails reports that some rank was missing.
+``monitored_barrier`` reports which one: rank 0 waits for a message from one rank after the other, and names the first that does not come, or all of them.
 It serves :ref:`debugging-tools`.
 """
 
@@ -32,7 +32,7 @@ def show(endings):
     for ending in endings:
         words = ending.error.split("\n")[0].replace("RuntimeError: ", "").split("] ", 1)
         print(
-            f"rank {ending.rank}: {words[-1] if ending.error else 'never comes, says nothing'}"[
+            f"rank {ending.rank}: {words[-1] if ending.error else 'never comes, prints nothing'}"[
                 :95
             ]
         )
@@ -44,7 +44,7 @@ assert [e.how for e in endings] == ["raised", "returned", "raised", "returned"]
 assert all("rank" not in e.error.lower() for e in endings)
 
 # %%
-# The plain barrier names nobody.
+# The plain barrier names no rank.
 # Now ``monitored_barrier``.
 
 endings = postmortem(barrier, 4, "first")
@@ -53,10 +53,10 @@ assert "Rank 1 failed to pass monitoredBarrier in 700 ms" in endings[0].error
 assert "Please check rank 0 logs" in endings[2].error
 
 # %%
-# Rank 0 names the first rank that it waited for in vain, and gives up: rank 3 is missing, too, and is not named.
-# Rank 2 was there, and says where to look: in rank 0's log.
+# Rank 0 names the first rank that it waited for in vain, and gives up: rank 3 is also missing, but not named.
+# Rank 2 was there, and its message shows where to look: in rank 0's log.
 #
-# With ``wait_all_ranks=True`` rank 0 asks all of them.
+# With ``wait_all_ranks=True`` rank 0 waits for all of them.
 
 endings = postmortem(barrier, 4, "all")
 show(endings)
@@ -65,10 +65,10 @@ assert "Ranks 1, 3 failed to pass monitoredBarrier in 700 ms" in endings[0].erro
 # %%
 # When to reach for it
 # --------------------
-# Put it where a step begins while you look for a hang, with a timeout that is longer than a healthy step, and take it out again.
-# It talks to the ranks one after the other, so it costs more than a barrier with many ranks.
+# Put it where a step begins while you look for a hang, with a timeout that is longer than a healthy step, and remove it afterward.
+# It contacts the ranks one after the other, so with many ranks it costs more than a barrier.
 #
-# What it does not tell
+# What it does not show
 # ---------------------
-# Where the missing rank is: it has to be asked itself (``py-spy``, ``faulthandler``).
-# And it works on gloo only. Beside an NCCL group make a gloo group for it: ``dist.new_group(backend="gloo")``, on all ranks.
+# Where the missing rank is: get its own stack (``py-spy``, ``faulthandler``).
+# And it works on gloo only. Beside an NCCL group, create a gloo group for it: ``dist.new_group(backend="gloo")``, on all ranks.

@@ -3,12 +3,12 @@ TORCH_DISTRIBUTED_DEBUG: what each level adds
 =============================================
 
 One variable makes torch check every collective before it runs.
-This lab runs the same two faults under each level, and shows what is new in the messages, what stays hidden, and what breaks.
+This lab runs the same two faults at each level, and shows what is new in the messages, what stays hidden, and what breaks.
 It serves :ref:`debugging-tools`.
 """
 
 # %%
-# Two faults: one rank brings another size, and one rank does not come.
+# Two faults: one rank passes a different size, and one rank does not come.
 
 import datetime
 import os
@@ -36,7 +36,7 @@ def missing():
 
 
 def gist(ending):
-    """The words that carry the message, without file names, ports and tensor options."""
+    """The core of the message, without file names, ports and tensor options."""
     text = ending.error if ending.how == "raised" else ending.error + "; " + ending.printed
     for words in (
         r"op\.preamble\.length <= op\.nbytes\. \d+ vs \d+",
@@ -51,21 +51,20 @@ def gist(ending):
     return str(ending)[:70]
 
 
-said = {}
+messages = {}
 for fault in (another_size, missing):
     print(fault.__name__.replace("_", " "))
     for level in ("OFF", "INFO", "DETAIL"):
-        environment = {"TORCH_DISTRIBUTED_DEBUG": level}
-        endings = postmortem(fault, 3, env=environment)
-        said[fault, level] = [gist(e) for e in endings]
-        for words in dict.fromkeys(said[fault, level]):
-            ranks = ",".join(str(e.rank) for e in endings if gist(e) == words)
+        endings = postmortem(fault, 3, env={"TORCH_DISTRIBUTED_DEBUG": level})
+        found = messages[fault, level] = [gist(e) for e in endings]
+        for words in dict.fromkeys(found):
+            ranks = ",".join(str(rank) for rank, other in enumerate(found) if other == words)
             print(f"  {level:6} rank {ranks:5} {words}")
 
-assert all("shapes" in words for words in said[another_size, "DETAIL"])
-assert not any("shapes" in words for words in said[another_size, "INFO"])
-assert "Ranks 2 failed" in said[missing, "DETAIL"][0]
-assert not any("Ranks 2" in words for words in said[missing, "INFO"])
+assert all("shapes" in words for words in messages[another_size, "DETAIL"])
+assert not any("shapes" in words for words in messages[another_size, "INFO"])
+assert "Ranks 2 failed" in messages[missing, "DETAIL"][0]
+assert not any("Ranks 2" in words for words in messages[missing, "INFO"])
 
 # %%
 # ``OFF`` and ``INFO`` are alike here: ``INFO`` is about DDP. It adds the *names* of unused parameters to their error, and logs DDP's statistics.
@@ -97,7 +96,7 @@ for program in (swapped, wrap):
     assert all(e.how == ("returned" if program is swapped else "died") for e in endings)
 
 # %%
-# The sum of the losses is 30: both ranks have another number, and nobody is told.
+# The sum of the losses is 30: both ranks have a different number, and get no error.
 #
 # TORCH_CPP_LOG_LEVEL=INFO
 # ------------------------

@@ -3,14 +3,14 @@ Three flight records, one verdict
 =================================
 
 A run hangs, nobody raises, and every rank is in some collective.
-Each rank's flight recorder knows what it issued; side by side the records name the first collective that is not the same on all ranks, and the line that issued it.
+Each rank's flight recorder has what the rank issued; side by side, the records name the first collective that is not the same on all ranks, and the line that issued it.
 It serves :ref:`debugging-tools`.
 """
 
 # %%
 # A common guard: a rank whose loss is not finite skips the step.
 # But the others do not know, and the next thing that the rank does is the broadcast at the start of its next step.
-# ``dump_when_stuck`` writes a rank's record when it has issued nothing new for half a second: gloo has no watchdog that would.
+# ``dump_when_stuck`` writes a rank's record when it has issued nothing new for half a second, because gloo has no watchdog to do it.
 
 import datetime
 import subprocess
@@ -26,15 +26,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddplab.cli.flight import report_dumps
 from ddplab.flight import compare, dump_when_stuck, read_dumps
 from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.torch_private import flight_trace
 
 
 def train(folder, guard):
     rank = dist.get_rank()
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=2.5))
     torch.manual_seed(rank)
-    model = DDP(
-        nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)), process_group=group
-    )
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    model = DDP(net, process_group=group)
     with dump_when_stuck(folder, after_s=0.5):
         for step in range(6):
             stop = torch.zeros(1)
@@ -61,7 +61,7 @@ def run(folder, guard):
 
 
 # %%
-# All three hang until their timeout, two in ``backward()`` and one in the broadcast; no message says more.
+# All three hang until their timeout, two in ``backward()`` and one in the broadcast, and no message gives more.
 
 folder = tempfile.TemporaryDirectory()
 assert run(folder.name, alone) == ["raised"] * 3
@@ -70,31 +70,29 @@ assert run(folder.name, alone) == ["raised"] * 3
 # The verdict of ``ddplab diagnose --dump DIR``, which needs no torch and runs no code from the dumps.
 
 report_dumps(folder.name)
-parting = compare(read_dumps(folder.name))
-assert (parting.kind, parting.ranks, parting.differs) == ("mismatch", (1,), ("operation",))
+found = compare(read_dumps(folder.name))
+assert (found.kind, found.ranks, found.differs) == ("mismatch", (1,), ("operation",))
 
 # %%
-# torch's own analyser, ``torchfrtrace``, reads the same files.
-# It stops on gloo's records as torch writes them (torch 2.13): they do not name the members of a group.
-# ``write_dump`` adds the members, and then it works; so one file serves both.
-# (Up to torch 2.11 the analyser compares records of NCCL only, and says so of gloo's.)
-# It takes the rank whose file it reads first for the standard, so its "culprit" may be any rank: read both sides.
+# torch's own analyzer, ``torchfrtrace``, reads the same files.
+# It fails on gloo's records as torch writes them (torch 2.13), because they do not name the members of a group.
+# ``write_dump`` adds the members, and then it works, so both tools can read one file.
+# (Up to torch 2.11 the analyzer compares records of NCCL only, and reports that for gloo's.)
+# It compares all ranks with the one whose file it reads first, so its "culprit" may be any rank: read both sides.
 
 
 def analyse(folder):
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", folder]
     command += ["--prefix", "rank"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
-    said = (done.stdout + done.stderr).splitlines()
-    return next(
-        line for line in said if line.startswith(("KeyError", "error msg", "AssertionError"))
-    )
+    reasons = ("KeyError", "error msg", "AssertionError")
+    lines = (done.stdout + done.stderr).splitlines()
+    return next(line for line in lines if line.startswith(reasons))
 
 
 def as_torch_writes_it(folder):
     dist.all_reduce(torch.ones(1), group=dist.new_group(backend="gloo"))
-    trace = torch._C._distributed_c10d._dump_fr_trace()
-    (Path(folder) / f"rank{dist.get_rank()}").write_bytes(trace)
+    (Path(folder) / f"rank{dist.get_rank()}").write_bytes(flight_trace())
 
 
 with tempfile.TemporaryDirectory() as raw:
@@ -122,8 +120,8 @@ with tempfile.TemporaryDirectory() as folder:
     report_dumps(folder)
 
 # %%
-# What it does not tell
+# What it does not show
 # ---------------------
-# Where the ranks part is where to look first; which rank is wrong only the program tells.
+# Look first where the ranks diverge; which rank is wrong, only the program shows.
 # The record has no values, no reduction (sum or maximum) and no root rank, and gloo's has no send and receive.
-# A rank that was killed before it could write leaves no dump: the verdict says whose is missing.
+# A rank that was killed before it could write leaves no dump: the verdict names the missing ones.

@@ -2,14 +2,14 @@
 Where is each rank? Stacks from outside and from inside
 =======================================================
 
-A hung rank prints nothing, but it stands in some line of the program.
-Three ways to see which: ``py-spy`` from outside, with no preparation; ``faulthandler`` on a signal, or after a time, set up beforehand.
+A hung rank prints nothing, but it is at some line of the program.
+There are three ways to see which: ``py-spy`` from outside, with no preparation; ``faulthandler`` on a signal, or after a time, set up beforehand.
 It serves :ref:`debugging-tools`.
 """
 
 # %%
 # Rank 0 waits for the mean loss; rank 1 loads a batch that does not come.
-# Each rank prepares itself by three lines of ``faulthandler``, and leaves its process id in a file.
+# Each rank prepares with three lines of ``faulthandler``, and writes its process id to a file.
 
 import faulthandler
 import os
@@ -51,7 +51,7 @@ def train(folder):
 # %%
 # From outside
 # ------------
-# ``py-spy dump`` reads another process's memory: nothing is installed in the program, and the program goes on unharmed.
+# ``py-spy dump`` reads another process's memory: nothing is installed in the program, and the program continues unharmed.
 
 
 def written(path, until):
@@ -64,19 +64,14 @@ def written(path, until):
 def py_spy(pid):
     tool = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
     try:
-        done = subprocess.run(
-            [tool, "dump", "--pid", pid.strip()], capture_output=True, text=True, timeout=60
-        )
+        command = [tool, "dump", "--pid", pid.strip()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
         return "  py-spy is not installed: pip install py-spy"
     if done.returncode:  # tracing is not allowed here: see below
         return "  refused: " + done.stderr.strip().splitlines()[0][:80]
-    frames = [
-        line
-        for line in done.stdout.splitlines()
-        if "plot_45" in line or "distributed_c10d" in line
-    ]
-    return "\n".join(frames)
+    lines = done.stdout.splitlines()
+    return "\n".join(x for x in lines if "plot_45" in x or "distributed_c10d" in x)
 
 
 folder = tempfile.TemporaryDirectory()
@@ -87,9 +82,8 @@ with ThreadPoolExecutor() as pool:
     for rank, pid in enumerate(pids):
         print(f"rank {rank}:", py_spy(pid), sep="\n")
         os.kill(int(pid), signal.SIGUSR2)
-    signalled = [
-        written(Path(folder.name, f"{rank}.stacks"), " in train\n") for rank in (0, 1)
-    ]
+    stacks = [Path(folder.name, f"{rank}.stacks") for rank in (0, 1)]
+    signaled = [written(path, " in train\n") for path in stacks]
     time.sleep(1)
     Path(folder.name, "batch").touch()  # it comes after all: no tool has harmed the ranks
     endings = run.result()
@@ -100,7 +94,7 @@ folder.cleanup()
 # From inside, on a signal
 # ------------------------
 # ``kill -USR2 PID`` makes the rank write its stacks; faulthandler does it in C, so it works while Python waits inside torch.
-# Keep its default, all threads: any thread may take the signal, and with ``all_threads=False`` one of gloo's, which runs no Python, writes nothing.
+# Keep its default, all threads: any thread may receive the signal, and with ``all_threads=False`` one of gloo's, which runs no Python, writes nothing.
 
 HERE = ("mean_loss", "next_batch")  # where each rank is
 
@@ -110,7 +104,7 @@ def functions(text):
     return re.findall(r'File ".*", line \d+ in (\S+)', main_thread)
 
 
-for rank, text in enumerate(signalled):
+for rank, text in enumerate(signaled):
     print(f"rank {rank}:", " <- ".join(functions(text)[:4]))
     assert HERE[rank] in functions(text)
 
@@ -129,11 +123,11 @@ for ending in endings:
 # When to reach for which
 # -----------------------
 # A job that hangs now: ``py-spy dump --pid PID`` on every rank; ``--native`` shows C++ frames, too.
-# It needs the right to trace the process: root, or the same user where ``/proc/sys/kernel/yama/ptrace_scope`` is 0; in a container the capability ``SYS_PTRACE``.
-# A job that you will start: ``faulthandler.register`` in every rank, which needs no right but to send a signal.
-# A hang that comes at night: ``dump_traceback_later`` at the start of every step, set anew by the next.
+# It needs permission to trace the process: root, or the same user where ``/proc/sys/kernel/yama/ptrace_scope`` is 0; in a container the capability ``SYS_PTRACE``.
+# A job that you will start: ``faulthandler.register`` in every rank, which needs only the permission to send a signal.
+# A hang that comes at night: ``dump_traceback_later`` at the start of every step, set again by the next.
 #
-# What they do not tell
+# What they do not show
 # ---------------------
 # Which of many collectives it is: two ranks in the same line may be a thousand steps apart.
 # The flight recorder counts them.

@@ -2,8 +2,8 @@
 The rank that failed first, as JSON
 ===================================
 
-``torchrun`` ends with a table of failures, and where it could show the reason it says *To enable traceback see* a page.
-One decorator and one variable put the first rank's exception into a file that a script, or a person at night, can read.
+``torchrun`` ends with a table of failures, and in place of the reason it prints *To enable traceback see* a page.
+One decorator and one variable put the first rank's exception into a file that a script or a person can read.
 It serves :ref:`debugging-tools`.
 """
 
@@ -76,7 +76,7 @@ assert not plain_file.exists()
 
 # %%
 # ``TORCHELASTIC_ERROR_FILE``, set for torchrun itself, receives the first failure.
-# Each rank's own is in ``attempt_N/LOCAL_RANK/error.json`` below ``--log-dir``.
+# Each rank's own file is ``attempt_N/LOCAL_RANK/error.json`` below ``--log-dir``.
 
 error = json.loads(recorded_file.read_text())["message"]
 print(error["message"])
@@ -99,9 +99,9 @@ folder.cleanup()
 # When to reach for it
 # --------------------
 # Always: ``@record`` costs nothing until a rank raises.
-# Without it the exception is only in that rank's own output, among that of all others; ``--tee 3`` with ``--log-dir`` keeps each rank's output in a file of its own.
+# Without it the exception is only in that rank's own output, among that of all others; ``--tee 3`` with ``--log-dir`` keeps each rank's output in a separate file.
 #
-# What it does not tell
+# What it does not show
 # ---------------------
 # A rank that is killed, by the out-of-memory killer or by a crash in C++, writes no file: torchrun's table has its signal.
 # A rank that hangs raises nothing, until a timeout does.

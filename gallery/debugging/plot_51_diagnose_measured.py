@@ -3,7 +3,7 @@ How often is the first answer right?
 ====================================
 
 ``ddplab diagnose`` ranks its answers, and most readers look at the first: how often is it the right one?
-Here it is counted on logs of failed jobs that people left in public repositories, and then tried on faults of our own.
+This lab counts it on logs of failed jobs in public repositories, and then tries the tool on faults of our own.
 It serves :ref:`debugging-tools`.
 """
 
@@ -14,27 +14,23 @@ It serves :ref:`debugging-tools`.
 # Their texts belong to others and are not shipped.
 # ``public_logs.json``, beside this script, keeps facts: repository, path, commit, lines, what happened in one sentence of ours, the right first answer (``label``; ``also`` are as right), and what the tool answered.
 #
-# *Split.* Before anybody labelled: by the last bit of the sha256 of ``owner/name:path``, so all pieces of one file are in one half.
-# The seen half was for mending the tool.
-# The unseen half was diagnosed once, by a tool that was frozen before; nothing was mended for its sake until these lines were written.
-# Whoever mended the tool had read no text of that half, but had seen how often each label word occurs in it.
+# *Split.* Before labeling: by the last bit of the sha256 of ``owner/name:path``, so all pieces of one file are in one half.
+# The seen half was for improving the tool.
+# The unseen half was diagnosed once, by a tool that was frozen before; nothing was fixed for it until these lines were written.
+# Whoever improved the tool had read no text of that half, but had seen how often each label word occurs in it.
 #
-# *Labels.* One author read extracts of the logs and wrote down what happened, without running the tool and without its patterns, in a list of plain words.
+# *Labels.* One author read extracts of the logs and wrote down what happened, in a list of plain words, without running the tool and without its patterns.
 # Another table, written from the entries' titles alone, turned these words into the entries' ids.
 # For an ordinary exception of the program, the exception's type has to be right, too.
 #
 # To repeat it, clone the repositories, save ``git show COMMIT:PATH | sed -n 'A,Bp'`` (all of it where ``lines`` is ``all``) under the entry's ``name``, and set ``DDPLAB_PUBLIC_LOGS`` to that folder.
 # The lab then diagnoses the texts and rewrites the answers before it counts.
 
-import hashlib
-import json
-import math
 import os
 import signal
 import traceback
 from collections import Counter
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -42,45 +38,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import record
-from ddplab.diagnose import Engine, diagnose, entries
-from ddplab.diagnose.entry import FOLDER
-from ddplab.diagnose.reading import read_text
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.diagnose import diagnose
 from ddplab.labs.postmortem import postmortem
+from ddplab.labs.public_logs import count, load, right, wilson
 
-FACTS = FOLDER.parents[2] / "debugging" / "public_logs.json"
-
-
-def engine_now():
-    """One hash over the engine and all entries."""
-    files = [p for p in FOLDER.parent.rglob("*") if p.suffix in (".py", ".toml")]
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.relative_to(FOLDER.parent).as_posix().encode() + b"\0")
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-def answer_again(facts, folder):
-    for log in facts["logs"]:
-        engine = Engine(entries())
-        engine.start("")
-        with Path(folder, log["name"]).open("rb") as stream:
-            for text in read_text(stream, log["name"]):
-                engine.feed(text)
-        first = next(iter(engine.finish()), None)
-        log["answer"] = first.id if first else "unknown"
-        log.pop("answer_exception", None)
-        if log["answer"] == "python-exception":
-            log["answer_exception"] = first.title.split(": ")[1]
-    facts["engine"] = engine_now()
-    FACTS.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
-
-
-facts = json.loads(FACTS.read_text())
-if os.environ.get("DDPLAB_PUBLIC_LOGS"):
-    answer_again(facts, os.environ["DDPLAB_PUBLIC_LOGS"])
-logs, stale = facts["logs"], facts["engine"] != engine_now()
+facts = load(os.environ.get("DDPLAB_PUBLIC_LOGS", ""))
+logs, stale = facts["logs"], facts["stale"]
 
 # %%
 # The count
@@ -93,24 +56,8 @@ KINDS = {
 }
 
 
-def right(log, corrected=False):
-    if corrected and log["answer"] in log.get("corrected", []):
-        return True
-    named = log.get("answer_exception") in (
-        None,
-        log.get("exception", log.get("answer_exception")),
-    )
-    return named and log["answer"] in [log["label"], *log["also"]]
-
-
-def count(half, corrected=False, areas=None):
-    of = [x for x in logs if x["half"] == half]
-    of = [x for x in of if areas is None or x["label"].split("-")[0] in areas]
-    return sum(right(x, corrected) for x in of), len(of)
-
-
 def row(name, *options):
-    cells = [count(half, *options) for half in ("seen", "unseen")]
+    cells = [count(logs, half, *options) for half in ("seen", "unseen")]
     print(f"{name:32}", *(f"{a:4} of {b:2}" for a, b in cells))
     return cells
 
@@ -119,7 +66,7 @@ print(f"{'':32}  seen      unseen")
 bars = [(name, *row(name, False, areas)) for name, areas in KINDS.items()]
 bars.append(("all", *row("all, labels as written")))
 row("all, labels corrected", True)
-print("seen before the tool was mended:", facts["seen_right_before_mending"])
+print("seen before the tool was improved:", facts["seen_right_before_fixes"])
 if stale:
     print("stale: the tool has changed since these answers were given")
 assert sum(b for _, (_, b), _ in bars[:-1]) == bars[-1][1][1]
@@ -134,14 +81,25 @@ for log in logs:
         print(f"    {log['repository']} {log['path']}")
 
 # %%
-# The same with Wilson's 95 % intervals, which say how little a few dozen logs prove.
+# The sample, and Wilson's 95 % intervals, which show how little a few dozen logs prove.
 
+names = Counter(log["repository"] for log in logs)
+seen, unseen = ({x["repository"] for x in logs if x["half"] == h} for h in ("seen", "unseen"))
+record(logs=len(logs), repositories=len(names), in_both=len(seen & unseen), stale=int(stale))
+record(from_four=sum(many for _, many in names.most_common(4)))
+for half in ("seen", "unseen"):
+    (ok, of), (corrected, _) = count(logs, half), count(logs, half, True)
+    low, high = wilson(ok, of)
+    record(**{half: of, f"{half}_right": ok, f"{half}_corrected": corrected})
+    record("%", **{f"precision_{half}": round(100 * ok / of)})
+    record("%", **{f"{half}_low": round(100 * low), f"{half}_high": round(100 * high)})
+record(seen_before=facts["seen_right_before_fixes"])
 
-def wilson(a, n, z=1.96):
-    middle = (a + z * z / 2) / (n + z * z)
-    reach = z / (n + z * z) * math.sqrt(a * (n - a) / n + z * z / 4)
-    return middle - reach, middle + reach
+# %%
+# A bar is the share of right first answers, a line its interval.
 
+# drawing
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, name_rows, subplots
 
 fig, ax = subplots(height_in=2.9)
 describe(
@@ -153,28 +111,8 @@ for place, (_, *halves) in enumerate(bars):
         ax.barh(place + shift, 100 * a / n, 0.34, color=color, alpha=0.75)
         ax.plot([100 * low, 100 * high], [place + shift] * 2, color=INK, lw=1.2)
         ax.text(102, place + shift, f"{a} of {n}", va="center", size=8)
-ax.set_yticks(range(len(bars)), [name for name, *_ in bars])
-ax.invert_yaxis()
+name_rows(ax, [name for name, *_ in bars])
 ax.set(xlim=(0, 100), xlabel="first answer right, % (above: seen, below: unseen)")
-
-names = Counter(log["repository"] for log in logs)
-both = {log["repository"] for log in logs if log["half"] == "seen"}
-both &= {log["repository"] for log in logs if log["half"] == "unseen"}
-of_four = sum(many for _, many in names.most_common(4))
-record(
-    logs=len(logs),
-    repositories=len(names),
-    from_four=of_four,
-    in_both=len(both),
-    stale=int(stale),
-)
-for half in ("seen", "unseen"):
-    (ok, of), (corrected, _) = count(half), count(half, True)
-    low, high = wilson(ok, of)
-    record(**{half: of, f"{half}_right": ok, f"{half}_corrected": corrected})
-    record("%", **{f"precision_{half}": round(100 * ok / of)})
-    record("%", **{f"{half}_low": round(100 * low), f"{half}_high": round(100 * high)})
-record(seen_before=facts["seen_right_before_mending"])
 
 # %%
 # What it does not say
@@ -183,11 +121,11 @@ record(seen_before=facts["seen_right_before_mending"])
 #   Four repositories give :measured:`diagnose-measured.from_four` of the :measured:`diagnose-measured.logs` logs, and the watchdog timeouts come mostly from one benchmark.
 # - The halves are independent by file, not by repository: :measured:`diagnose-measured.in_both` of the :measured:`diagnose-measured.repositories` repositories are in both.
 # - One person's labels, and those of long logs rest on extracts.
-#   Some files hold several runs; one was cut out where its limits were plain.
-# - Nearly every log here tells its reason; few are labelled ``unknown``, so how often the tool guesses where it should be silent was hardly measured.
-# - Many jobs were not launched by ``torchrun``, and some have one rank only.
+#   Some files contain several runs; one was cut out where its limits were clear.
+# - Nearly every log here shows its reason, and few are labeled ``unknown``, so this hardly measures how often the tool guesses where it should be silent.
+# - Many jobs were not launched by ``torchrun``, and some have only one rank.
 #
-# Labels that proved plainly wrong when the misses were read; the first count keeps them as they were.
+# These labels turned out to be wrong when the misses were read; the first count keeps them as they were.
 #
 # - ``Hersoncpp`` (seen): the program did not know an argument; the word list had no word for it.
 # - ``corenet``, ``seg_foodv_base_224.out`` (seen): the store names how many ranks came, which has an entry of its own.
@@ -195,7 +133,7 @@ record(seen_before=facts["seen_right_before_mending"])
 # - ``corenet``, ``pretrain5k.out`` (unseen): the message itself lists a second process with most of the GPU's memory.
 # - ``mmm`` (unseen): ``Torch not compiled with CUDA enabled`` has an entry; the word list had no word for it.
 #
-# The misses that are left are the tool's: it believed an exception that Python says it ignored, it lost an exception in the ``KeyboardInterrupt`` that followed, and it did not know how an old NCCL reports a failed InfiniBand transfer.
+# The remaining misses are the tool's: it took seriously an exception that Python reports as ignored, it lost an exception in the ``KeyboardInterrupt`` that followed, and it did not know how an old NCCL reports a failed InfiniBand transfer.
 #
 # Faults of our own
 # -----------------
@@ -259,5 +197,5 @@ for fault, expected in EXPECTED.items():
 record(own_faults=len(EXPECTED))
 
 # %%
-# The last one is no diagnosis, and cannot be one: a killed rank prints nothing, and its peer only hears that it is gone.
-# ``torchrun``'s report says ``exitcode: -9`` for it; with that in the log the first answer is ``exit-killed``.
+# The last answer is not a diagnosis, and cannot be one: a killed rank prints nothing, and its peer learns only that it is gone.
+# ``torchrun``'s report has ``exitcode: -9`` for it; with that in the log the first answer is ``exit-killed``.

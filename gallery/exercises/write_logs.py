@@ -1,4 +1,4 @@
-"""Write the log.txt of each exercise "mend it": what its starter prints, and how its ranks end.
+"""Write the log.txt of each exercise that fixes a program: what its starter prints, and how its ranks end.
 
     python gallery/exercises/write_logs.py [mend-nan …]
 
@@ -24,18 +24,18 @@ def scene(name: str, folder: str) -> None:
     import inspect
     from types import SimpleNamespace
 
-    from ddplab.grading import mending
-    from ddplab.grading.checks import _load
+    from ddplab.grading import training
+    from ddplab.grading.checks import load_module
 
-    vars(mending).update(
-        visible_ddp=lambda: contextlib.nullcontext(mending.Reductions()),
+    vars(training).update(
+        visible_ddp=lambda: contextlib.nullcontext(training.Reductions()),
         explained=lambda learner: contextlib.nullcontext(),
-        slow_saves=lambda witness, gone: contextlib.nullcontext([]),
+        slow_saves=lambda recorder, gone: contextlib.nullcontext([]),
     )
-    grader: Any = _load("grader", HERE / name / "grader.py")
-    starter = _load("starter", HERE / name / "starter.py")
-    witness = SimpleNamespace(folder=Path(folder))
-    grader.scene(starter, *[witness][: len(inspect.signature(grader.scene).parameters) - 1])
+    grader: Any = load_module("grader", HERE / name / "grader.py")
+    starter = load_module("starter", HERE / name / "starter.py")
+    recorder = SimpleNamespace(folder=Path(folder))
+    grader.scene(starter, *[recorder][: len(inspect.signature(grader.scene).parameters) - 1])
 
 
 def log_of(name: str) -> str:

@@ -8,7 +8,7 @@ It serves :ref:`from-scratch-equal-start`.
 """
 
 # %%
-# Each rank builds the same architecture, from a seed of its own or from one for all, and wraps it.
+# Each rank builds the same architecture, from its own seed or from a common one, and wraps it.
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ def build(own_seed):
 # Stage 1: verify
 # ---------------
 # Three ranks, three seeds.
-# Each rank sees everybody's parameters, so all of them stop, and each can say which one is wrong and where.
+# Each rank sees all ranks' parameters, so all of them raise, and each can name the wrong one and where it differs.
 
 
 def accepted(own_seed):
@@ -43,7 +43,7 @@ def accepted(own_seed):
 assert launch(accepted, 3, True) == [False] * 3
 
 # %%
-# With one seed for all, the same class has nothing to say.
+# With a common seed, the same class raises nothing.
 
 equal_seeds = launch(accepted, 3, False)
 print(f"equal seeds: {sum(equal_seeds)} of {len(equal_seeds)} ranks accepted the model")
@@ -52,7 +52,7 @@ assert all(equal_seeds)
 # %%
 # Stage 2: broadcast
 # ------------------
-# Nobody has to seed with care any more: rank 0's weights win.
+# Seeds no longer matter: rank 0's weights win.
 
 
 def before_and_after():
@@ -73,13 +73,11 @@ record(before=gap(before), after=gap(after))
 # %%
 # What to notice
 # --------------
-#
 # - Every rank raises, with the same text: a check that stops one rank leaves its peers waiting for it in their next collective.
 # - After stage 2 the gap is :measured:`start-equal.after`, down from :measured:`start-equal.before:.2f`.
 #   What all ranks hold is rank 0's initialization, not a mean of three.
 #
 # What this does not mean
 # -----------------------
-#
 # That there is nothing left to verify once you broadcast.
-# A broadcast needs tensors of equal shape on all ranks and does not ask; the class at the end of the chapter verifies names, shapes and types, and copies the values.
+# A broadcast needs tensors of equal shape on all ranks and does not check; the class at the end of the chapter verifies names, shapes and types, and copies the values.

@@ -8,8 +8,8 @@ It serves :ref:`from-scratch-average`.
 """
 
 # %%
-# The training loop is an ordinary one but for a single line, which the first run leaves out.
-# Rank r trains on rows 16 r to 16 r + 15 of a data set that every rank can make.
+# The training loop is ordinary except for a single line, which the first run leaves out.
+# Rank r trains on rows 16 r to 16 r + 15 of a data set that every rank can generate.
 
 import torch
 import torch.distributed as dist
@@ -94,13 +94,11 @@ record("all-reduces", per_step=int(per_step))
 # %%
 # What to notice
 # --------------
-#
 # - With the one line the gap is :measured:`average-gradients.with_sync`, bit for bit; without it, :measured:`average-gradients.without_sync:.2f` after 20 steps.
 # - The replicas not only agree, they agree on the right thing: the gradient of the whole batch, within rounding.
 # - ``step()`` sent nothing: the count is that of the calls in ``sync_gradients``.
 #
 # What this does not mean
 # -----------------------
-#
 # That this is DDP.
-# Who forgets the line trains three models without an error, and the messages are as many as the tensors, sent when backward is already over.
+# If you forget the line, you train three models without an error; and there are as many messages as tensors, sent only when backward is over.

@@ -2,8 +2,8 @@
 Accumulate locally
 ==================
 
-A step over several micro-batches needs one averaged gradient; does each ``backward()`` have to talk?
-Stage 4 of the class adds ``no_sync()``, which keeps gradients to the rank until the last micro-batch.
+A step over several micro-batches needs one averaged gradient; does each ``backward()`` have to communicate?
+Stage 4 of the class adds ``no_sync()``, which keeps gradients on the rank until the last micro-batch.
 It serves :ref:`from-scratch-accumulate`.
 """
 
@@ -71,7 +71,7 @@ record(difference=difference)
 #
 # Nested, and left by an exception
 # --------------------------------
-# ``no_sync`` restores what held before, so an inner one does not switch the outer one off, and an error inside leaves no rank silent.
+# ``no_sync`` restores the previous setting, so an inner one does not switch the outer one off, and an error inside leaves no rank without synchronization.
 
 
 def how_many_are_sent():
@@ -99,12 +99,10 @@ for where, sent in launch(how_many_are_sent, 2)[0].items():
 # %%
 # What to notice
 # --------------
-#
 # - One averaged gradient costs :measured:`accumulate-locally.last` instead of :measured:`accumulate-locally.each`, and the two differ in rounding only.
-# - Until the last micro-batch the ranks hold different gradients: a step taken there would let them drift.
+# - Until the last micro-batch the ranks hold different gradients: a step taken there would make them drift.
 #
 # What this does not mean
 # -----------------------
-#
 # That torch's ``no_sync`` works like this one.
 # Here it decides when ``sync_gradients()`` is called; in torch's DDP, and in the class from stage 7 on, it decides when the *forward* runs.

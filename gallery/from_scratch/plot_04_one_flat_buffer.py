@@ -18,7 +18,6 @@ from torch import nn
 
 from ddplab import device, launch, record
 from ddplab.labs.gaps import flat_gradients
-from ddplab.labs.plotting import ACCENT, INK, describe, subplots
 from ddplab.runtime.clock import now
 from ddplab.runtime.torch_private import flight_records
 from ddplab.scratch import flat, naive
@@ -80,7 +79,10 @@ record("ms", one_message=ms[0], all_messages=ms[-1])
 record("µs", per_message=1e3 * slope)
 
 # %%
-# The line says what a message costs apart from its bytes.
+# The line shows what a message costs apart from its bytes.
+
+# drawing
+from ddplab.labs.plotting import ACCENT, INK, describe, subplots
 
 fig, ax = subplots(height_in=2.7)
 describe(
@@ -103,13 +105,11 @@ ax.set_title("The same bytes cost more in more messages")
 # %%
 # What to notice
 # --------------
-#
-# - The bytes did not change, and the bits did not either; only the number of messages did.
+# - Neither the bytes nor the bits of the result changed; only the number of messages did.
 # - Each message costs about :measured:`one-flat-buffer.per_message:.0f` before its first byte counts: that is the latency :math:`\alpha` of :ref:`internals-collectives`, here of the stamp's backend between two processes that share a machine.
 #   :measured:`one-flat-buffer.messages` one after the other pay it that many times.
 #
 # What this does not mean
 # -----------------------
-#
 # That fewer messages are always better.
-# One message of everything can only leave when the last gradient is there; the next stage takes that back.
+# A single message can only leave when the last gradient is ready; the next stage fixes that.

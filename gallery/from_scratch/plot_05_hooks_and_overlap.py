@@ -3,12 +3,12 @@ Hooks and overlap
 =================
 
 Does the network have to wait for the last gradient?
-Stage 6 of the class launches a bucket from a hook, as soon as its last gradient is there; this lab stamps what happens when.
+Stage 6 of the class launches a bucket from a hook, as soon as its last gradient is ready; this lab takes time stamps of what happens.
 It serves :ref:`from-scratch-overlap`.
 """
 
 # %%
-# Three stamps: *ready* from a hook of ours on each parameter, set before the class sets its own; *launched* and *done* from an ``all_reduce`` that notes them.
+# Three stamps: *ready* from our hook on each parameter, registered before the class registers its own; *launched* and *done* from an ``all_reduce`` that notes them.
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch import nn
 
 from ddplab import device, launch, record
 from ddplab.labs.gaps import flat_gradients, gap
-from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.labs.heads import TwoHeads
 from ddplab.runtime.clock import now, seconds, stamp
 from ddplab.scratch import flat, overlap
 
@@ -75,18 +75,17 @@ for stage, step in seen.items():
     record("ms", **{f"{stage}_averaged": end, f"{stage}_exposed": end - last})
 assert seen["flat"]["launched"][0] > seen["flat"]["ready"][-1]
 assert seen["overlap"]["launched"][0] < seen["overlap"]["ready"][1]
-assert all(
-    a <= b for a, b in zip(seen["overlap"]["ready"], seen["overlap"]["launched"], strict=True)
-)
+pairs = zip(seen["overlap"]["ready"], seen["overlap"]["launched"], strict=True)
+assert all(ready <= launched for ready, launched in pairs)
 
 # %%
 # Each row is a gradient, in the order in which they became ready.
 
+# drawing
+from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+
 fig, axes = subplots(2, 1, height_in=3.9, sharex=True)
-describe(
-    fig,
-    "When gradients are ready and messages travel on rank 0, in stage flat and in stage overlap",
-)
+describe(fig, "When gradients are ready and messages travel on rank 0, in both stages")
 titles = {
     "flat": "flat: one message, when backward is over",
     "overlap": "overlap: a bucket leaves when it is full",
@@ -110,16 +109,7 @@ fig.supxlabel(key, fontsize=9.5)
 # -------------------
 # A bucket is launched when its last gradient arrives, and the end of backward waits for every bucket.
 # What if one gradient never comes?
-# Here the head is left out: once from the first step on, once after a complete step.
-
-
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
-
-    def forward(self, x, heads):
-        return sum(getattr(self, head)(self.trunk(x)) for head in heads)
+# Here head b of a model with two heads is left out: once from the first step on, once after a complete step.
 
 
 def leave_out_b(steps):
@@ -135,23 +125,21 @@ def leave_out_b(steps):
 
 
 for name, steps in (("never used", ["a"]), ("used, then left out", ["ab", "a"])):
-    (said, first), (_, second) = launch(leave_out_b, 2, steps)
-    print(f"head b {name}: {said}; gap between ranks {gap([first, second]):.2f}")
-    assert (said == "no error") == (len(steps) == 2)
+    (result, first), (_, second) = launch(leave_out_b, 2, steps)
+    print(f"head b {name}: {result}; gap between ranks {gap([first, second]):.2f}")
+    assert (result == "no error") == (len(steps) == 2)
     assert gap([first, second]) > 0
 record(silent_gap=gap([first, second]))
 
 # %%
 # What to notice
 # --------------
-#
-# - *flat* can launch only behind the last gradient, after :measured:`hooks-and-overlap.flat_first_launch:.0f`, so all of its communication is exposed.
-# - *overlap* launches its first bucket after :measured:`hooks-and-overlap.overlap_first_launch:.0f`, long before the last gradient, which comes after :measured:`hooks-and-overlap.overlap_last_gradient:.0f`; what is exposed then is what the link still owes of the last buckets.
-# - A gradient that never comes is an obscure error if its bucket never left, and no error at all if it once did: the old message counts as the new one, and the ranks are :measured:`hooks-and-overlap.silent_gap:.2f` apart.
+# - *flat* can launch only after the last gradient, after :measured:`hooks-and-overlap.flat_first_launch:.0f`, so all of its communication is exposed.
+# - *overlap* launches its first bucket after :measured:`hooks-and-overlap.overlap_first_launch:.0f`, long before the last gradient, which comes after :measured:`hooks-and-overlap.overlap_last_gradient:.0f`; only the end of the last buckets is then exposed.
+# - A gradient that never comes raises an obscure error if its bucket never left, and no error at all if it once did: the old message counts as the new one, and the ranks are :measured:`hooks-and-overlap.silent_gap:.2f` apart.
 #   Stage 8 closes this gap.
 #
 # What this does not mean
 # -----------------------
-#
-# That overlap makes the sum of the work smaller.
-# On CPU ranks the transfer needs the cores that compute, so the last gradient may come later than without it.
+# That overlap reduces the total work.
+# On CPU ranks the transfer needs the cores that compute, so the last gradient may come later than without overlap.

@@ -3,7 +3,7 @@ Buffers and unused parameters
 =============================
 
 What is still missing, now that gradients are averaged during backward?
-Stage 7 copies buffers and lets the forward decide what is synchronized; stage 8 copes with parameters that a step leaves out.
+Stage 7 copies buffers and lets the forward decide what is synchronized; stage 8 handles parameters that a step leaves out.
 It serves :ref:`from-scratch-buffers` and :ref:`from-scratch-unused`.
 """
 
@@ -11,7 +11,7 @@ It serves :ref:`from-scratch-buffers` and :ref:`from-scratch-unused`.
 # Buffers
 # -------
 # BatchNorm's running mean is a buffer: it has no gradient, and each rank updates it from its own data.
-# A hook on the BatchNorm reads it as a forward starts, behind all that the wrapper does first.
+# A hook on the BatchNorm reads it as a forward starts, after everything that the wrapper does first.
 
 import contextlib
 
@@ -72,7 +72,7 @@ for name, wrap in WRAPPERS.items():
 # %%
 # Unused parameters
 # -----------------
-# Rank 0 uses head a, rank 1 head b, and nobody head c.
+# Rank 0 uses head a, rank 1 uses head b, and no rank uses head c.
 
 
 class ThreeHeads(nn.Module):
@@ -102,8 +102,8 @@ for name, stage in (("buffers", buffers), ("unused", unused)):
     assert launch(one_step, 2, stage.DDP) == [None, None]
 
 # %%
-# With the flag, the class finds out at the end of backward which gradients did not come, puts zeros in their places, and lets every bucket go.
-# One more all-reduce, of one number per parameter, says which parameters *any* rank used.
+# With the flag, the class finds out at the end of backward which gradients did not come, puts zeros in their places, and launches every bucket.
+# One more all-reduce, of one number per parameter, shows which parameters *any* rank used.
 
 
 def like_torch():
@@ -112,9 +112,8 @@ def like_torch():
     for name, grad in ours.items():
         other = torchs[name]
         assert grad is other is None or torch.equal(grad, other)
-        print(
-            f"{name:13} {'None' if grad is None else f'norm {grad.norm():.3f}':11} same as torch's"
-        )
+        shown = "None" if grad is None else f"norm {grad.norm():.3f}"
+        print(f"{name:13} {shown:11} same as torch's")
 
 
 launch(like_torch, 2)
@@ -122,12 +121,10 @@ launch(like_torch, 2)
 # %%
 # What to notice
 # --------------
-#
 # - Buffers agree when a forward starts and differ by :measured:`buffers-and-unused.buffers_end:.2f` when the step ends: the copy belongs to the forward, not to the step.
-# - The second table turns over between stages 6 and 7, because the flag is read earlier.
-# - Stage 8 turns an obscure error into one that names the parameters on each rank; with the flag it does what torch does, down to the ``None`` of a parameter that nobody used.
+# - The second table reverses between stages 6 and 7, because the flag is read earlier.
+# - Stage 8 turns an obscure error into one that names the parameters on each rank; with the flag it does what torch does, including the ``None`` of a parameter that no rank used.
 #
 # What this does not mean
 # -----------------------
-#
 # That ``find_unused_parameters=True`` is a safe default: it costs a collective in each step, and a branch that you forgot to use stays untrained without an error.

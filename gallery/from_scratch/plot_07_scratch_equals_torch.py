@@ -9,7 +9,7 @@ It serves :ref:`from-scratch-equality`.
 
 # %%
 # Each step has two micro-batches, of which only the second synchronizes; the optimizer has momentum, the model has BatchNorm.
-# A warm-up is one backward on data of its own, without a step: it lets a wrapper rebuild its buckets before anything is learned.
+# A warm-up is one backward on separate data, without a step: it lets a wrapper rebuild its buckets before anything is learned.
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record, scratch
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 
 STEPS = 30
 MANY = {"bucket_cap_mb": 0.01}  # several buckets; by default this small model fits into one
@@ -58,18 +57,17 @@ def train(wrap, options, warm):
     return torch.stack(kept)
 
 
-def all_runs():
-    return {name: train(*run) for name, run in RUNS.items()}
-
-
-results = {ranks: launch(all_runs, ranks, up_to=4)[0] for ranks in (2, 3, 4)}
+results = {}
+for ranks in (2, 3, 4):
+    all_runs = launch(lambda: [train(*run) for run in RUNS.values()], ranks, up_to=4)
+    results[ranks] = dict(zip(RUNS, all_runs[0], strict=True))
 
 # %%
 # Three comparisons
 # -----------------
 # Ours against torch's, warm: the same buckets in every step that counts.
 # Ours against torch's, cold: torch's first backward uses one bucket for everything, ours has several from the start.
-# Torch's against torch's, with another cap: no line of our class is involved.
+# Torch's against torch's, with a different cap: our class is not involved.
 
 PAIRS = {
     "ours and torch, warm": ("ours, warm", "torch, warm"),
@@ -95,19 +93,16 @@ record(numbers=numbers, steps=steps)
 # %%
 # The first column of the table is the purple line below: it never leaves zero.
 
+# drawing
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+
 fig, axes = subplots(1, 3, height_in=2.9, sharey=True)
 describe(fig, "Largest difference between two trainings after each step, on 2, 3 and 4 ranks")
 looks = zip(PAIRS, (ACCENT, INK, MUTED), (4, 1.4, 1.4), ("-", "-", "--"), strict=True)
 for pair, color, width, dashes in looks:
     for ax, ranks in zip(axes, results, strict=True):
-        ax.plot(
-            range(1, STEPS + 1),
-            apart[ranks, pair],
-            dashes,
-            color=color,
-            lw=width,
-            clip_on=False,
-        )
+        look = {"color": color, "lw": width, "ls": dashes, "clip_on": False}
+        ax.plot(range(1, STEPS + 1), apart[ranks, pair], **look)
 for ax, ranks in zip(axes, results, strict=True):
     ax.set_yscale("symlog", linthresh=1e-9, linscale=0.5)
     ax.set(xlabel="training step", ylim=(0, 1e-6), yticks=[0, 1e-9, 1e-8, 1e-7, 1e-6])
@@ -122,9 +117,9 @@ axes[2].text(5, 1.1e-8, "torch and torch,\nother caps", va="top")
 # %%
 # Why the bucket matters
 # ----------------------
-# A ring all-reduce cuts the buffer into one chunk per rank, and each chunk is summed along the ring from a rank of its own.
-# So the *place* of a number in the buffer decides in which order the ranks' contributions are added.
-# Below, the same numbers are reduced twice, the second time behind 5000 zeros.
+# A ring all-reduce cuts the buffer into one chunk per rank, and the sum of each chunk starts at a different rank.
+# So the *position* of a number in the buffer decides in which order the ranks' contributions are added.
+# Below, the same numbers are reduced twice, the second time after 5000 zeros.
 
 
 def moved():
@@ -138,20 +133,18 @@ def moved():
 
 for ranks in (2, 3, 4):
     share = launch(moved, ranks, up_to=4)[0]
-    print(f"{ranks} ranks: {share:5.1%} of the sums have other last bits")
+    print(f"{ranks} ranks: {share:5.1%} of the sums have different last bits")
     record("%", **{f"moved_{ranks}": 100 * share})
     assert ranks > 2 or share == 0
 
 # %%
 # What to notice
 # --------------
-#
 # - Same buckets, same bits: with equal plans from the first step on, our class and torch's agree in every bit on 2, 3 and 4 ranks, through momentum, accumulation and buffers.
 # - On 2 ranks even different plans agree, because :math:`a + b = b + a`; from 3 ranks on the order of additions counts, and floating-point addition is not associative.
-# - What is left on 3 and 4 ranks is no property of our class: two torch DDPs with different caps are as far apart.
+# - The difference on 3 and 4 ranks is not a property of our class: two torch DDPs with different caps are as far apart.
 #
 # What this does not mean
 # -----------------------
-#
 # That one of the results is the right one.
-# Each is a correct sum in some order; a test that asks for equal bits on 3 ranks has to fix the plan of the buckets too.
+# Each is a correct sum in some order; a test that demands equal bits on 3 ranks has to fix the plan of the buckets too.

@@ -3,12 +3,12 @@ From scratch, as fast as torch
 ==============================
 
 What did each stage buy, and is the last one as fast as torch's DDP?
-All of them train side by side in one run, so that whatever slows the machine slows them alike.
+All of them train side by side in one run, so that whatever slows the machine slows them equally.
 It serves :ref:`from-scratch-speed`.
 """
 
 # %%
-# Two models: a small GPT, whose parameters are few tensors and large, and an MLP with many small ones.
+# Two models: a small GPT, whose parameters are a few large tensors, and an MLP with many small ones.
 
 import statistics
 
@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record, scratch
 from ddplab.labs.gaps import flat_weights
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.runtime.clock import now
 from ddplab.scratch import flat, naive, overlap
 
@@ -48,8 +47,10 @@ MODELS = {  # how to build it, a batch for it, rounds
 }
 
 # %%
-# *No sync* trains each rank alone: a step without any communication, the floor.
-# With ``gradient_as_bucket_view`` torch's ``.grad`` lies in the bucket, as in our class.
+# *No sync* trains each rank alone: a step without any communication, the lower bound.
+# With ``gradient_as_bucket_view`` torch's ``.grad`` is a view of the bucket, as in our class.
+# A step is forward, backward, averaging where that is a separate call, and the optimizer.
+# A round is one step of each, and each round starts with a different one; the first three do not count.
 
 WRAPPERS = {
     "no sync": lambda model: model,
@@ -60,10 +61,6 @@ WRAPPERS = {
     "torch, views": lambda model: DistributedDataParallel(model, gradient_as_bucket_view=True),
     "torch": DistributedDataParallel,
 }
-
-# %%
-# A step is forward, backward, averaging where that is a call of its own, and the optimizer.
-# A round is one step of each, and each round starts with another one; the first three do not count.
 
 
 def step_ms(model, optimizer, x):
@@ -90,20 +87,18 @@ def worker(build, batch, rounds):
             times[name].append(step_ms(*rivals[name], x))
     weights = {name: flat_weights(model) for name, (model, _) in rivals.items()}
     equal = [name for name in weights if torch.equal(weights[name], weights["torch"])]
-    tensors = list(model.parameters())
-    return times, equal, (len(tensors), sum(p.numel() for p in tensors))
+    return times, equal, (len(list(model.parameters())), weights["torch"].numel())
 
 
 # %%
-# Ratios are taken within a round, to torch's step in the same round.
+# Ratios are to torch's step in the same round.
 
 ratios = {}
 for title, model in MODELS.items():
     times, equal, (tensors, elements) = launch(worker, 2, *model)[0]
     torch_ms = statistics.median(times["torch"][3:])
-    print(
-        f"{title}: {elements:,} parameters in {tensors} tensors; torch {torch_ms:.1f} ms a step"
-    )
+    size = f"{elements:,} parameters in {tensors} tensors"
+    print(f"{title}: {size}; torch {torch_ms:.1f} ms a step")
     print("              step time ÷ torch's: median (quartiles)   weights as torch's")
     record("ms", **{f"{title}_torch_ms": torch_ms})
     for name in WRAPPERS:
@@ -121,14 +116,14 @@ for title, model in MODELS.items():
 # %%
 # A dot is a median, its line reaches from quartile to quartile; the axis is logarithmic.
 
+# drawing
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, log_axis, name_rows, subplots
+
 rows = [name for name in WRAPPERS if name != "torch"]
 fig, axes = subplots(1, 2, height_in=2.9, sharey=True)
-describe(
-    fig, "Step time of each stage divided by that of torch's DDP, for the GPT and the MLP"
-)
-for ax, (title, what) in zip(
-    axes, (("GPT", "77 tensors"), ("MLP", "302 small tensors")), strict=True
-):
+describe(fig, "Step time of each stage divided by that of torch's DDP, for both models")
+panels = ("GPT", "77 tensors"), ("MLP", "302 small tensors")
+for ax, (title, what) in zip(axes, panels, strict=True):
     ax.axvline(1, color=MUTED, lw=1, ls="--")
     for y, name in enumerate(rows):
         low, median, high = ratios[title, name]
@@ -136,24 +131,21 @@ for ax, (title, what) in zip(
         ax.plot([low, high], [y, y], color=color, lw=1.2)
         ax.plot(median, y, "o", ms=7, color=color)
         ax.text(median, y - 0.2, f"{median:.2f}", color=color, ha="center", va="bottom")
-    ax.set(xscale="log", xlabel="step time ÷ torch's", ylim=(len(rows) - 0.6, -0.8))
-    ax.set_yticks(range(len(rows)), rows)
-    ticks = [t for t in (0.5, 1, 2, 5, 10, 20, 50) if t < 1.5 * ratios[title, "naive"][2]]
-    ax.set_xticks(ticks, [f"{t:g}" for t in ticks])
-    ax.minorticks_off()
+    slowest = ratios[title, "naive"][2]
+    log_axis(ax.xaxis, [t for t in (0.5, 1, 2, 5, 10, 20, 50) if t < 1.5 * slowest])
+    ax.set_xlabel("step time ÷ torch's")
+    name_rows(ax, rows, margin=0.8)
     ax.set_title(f"{title}, {what}")
 
 # %%
 # What to notice
 # --------------
-#
 # - *naive* takes :measured:`scratch-speed.GPT_naive:.1f` times torch's step on the GPT and :measured:`scratch-speed.MLP_naive:.1f` times on the MLP: the MLP sends a twentieth of the bytes, and four times as many messages.
-# - *flat* cures the number of messages; *overlap* then hides what is left, where there is enough computing to hide it behind.
+# - *flat* reduces the number of messages; *overlap* then hides what is left, where there is enough computation to hide it behind.
 # - The class of this chapter: :measured:`scratch-speed.GPT_scratch:.2f` on the GPT, :measured:`scratch-speed.MLP_scratch:.2f` on the MLP.
-#   Its hook is Python, torch's is C++; but with ``.grad`` in the bucket it saves the copy back, as torch's own views do.
+#   Its hook is Python, torch's is C++; but with ``.grad`` in the bucket it needs no copy back, like torch's own views.
 #
 # What this does not mean
 # -----------------------
-#
 # That the ratios hold elsewhere.
-# Two processes on one machine have a network without cable; over a slow link the messages weigh more, and on a GPU the host runs ahead of the hooks.
+# Two processes on one machine have no cable between them; over a slow link the messages cost more, and on a GPU the host runs ahead of the hooks.

@@ -4,7 +4,7 @@ Does it behave like torch's?
 
 Equal gradients in a clean loop are half of the claim.
 The other half is what a wrapper does when a loop is not clean: an unused parameter, a second backward, an exception, a copy.
-PyTorch's own tests say which cases matter; this lab runs them with torch's class and with ``ddplab.scratch.DDP``, and prints what each does.
+PyTorch's own tests show which cases matter; this lab runs them with torch's class and with ``ddplab.scratch.DDP``, and prints what each does.
 It serves :ref:`from-scratch-behaviours`.
 """
 
@@ -31,8 +31,8 @@ print(inspect.getsource(BEHAVIOURS["Two forwards, two backwards"].run))
 # %%
 # All of them
 # -----------
-# Two ranks run every case with both classes, on data that differ between the ranks.
-# An exclamation mark stands before the call that raised; where the ranks raised in different calls, both are named.
+# Two ranks run every case with both classes, on data that differs between the ranks.
+# An exclamation mark precedes the call that raised; where the ranks raised in different calls, both are named.
 # *Same* is strict: equal bits in all that the function returned, on each rank, or an error in the same call.
 
 seen = observe_all(BEHAVIOURS, DistributedDataParallel, DDP)
@@ -63,10 +63,10 @@ record(cases=len(seen), **counts)
 record(tests=len({test for row in BEHAVIOURS.values() for test in row.tests}))
 
 # %%
-# What it says when it refuses
-# ----------------------------
-# These cases torch's class can do, and this one cannot.
-# None of them hangs, and none goes on with a wrong gradient.
+# What it reports when it refuses
+# -------------------------------
+# Torch's class can do these cases, and this one cannot.
+# None of them hangs, and none continues with a wrong gradient.
 
 for title in (title for title in seen if verdicts[title] == "refused"):
     of_torch, of_scratch = seen[title]
@@ -78,15 +78,13 @@ for title in (title for title in seen if verdicts[title] == "refused"):
 # %%
 # What to notice
 # --------------
-#
 # - Of :measured:`scratch-behaviours.cases` cases, :measured:`scratch-behaviours.same` come out the same, :measured:`scratch-behaviours.refused` are refused, and in :measured:`scratch-behaviours.differs` the two classes differ on purpose.
-# - An unused parameter raises a step earlier from scratch, in the backward that lacks it: the end of a backward is asked for when its first gradient arrives, so it comes whether or not the last one does.
-# - Two forwards and then two backwards, or two backwards of one graph: torch's class averages the first backward and leaves the second one local, without a word.
-#   The one from scratch averages both, because only a forward under ``no_sync`` tells it to stop.
+# - An unused parameter raises a step earlier from scratch, in the backward that lacks it: its callback for the end of a backward is registered when the first gradient arrives, so it runs whether or not the last one comes.
+# - Two forwards and then two backwards, or two backwards of one graph: torch's class averages the first backward and leaves the second one local, without an error.
+#   The one from scratch averages both, because only a forward under ``no_sync`` turns averaging off.
 # - Some traps are the same in both: ``no_sync`` around the forward only, a parameter unfrozen after wrapping, the inner module called by itself.
-#   There the ranks differ, and nothing says so.
+#   There the ranks differ, and no error reports it.
 #
 # What this does not mean
 # -----------------------
-#
 # That the one from scratch is finished: GPUs, streams and mixed precision are not in these cases.

@@ -4,7 +4,7 @@ Grade yourself
 
 You wrote ``sync_gradients``, and it runs. Is it right, and if not, which idea behind it is wrong?
 ``ddplab grade`` runs a file on real ranks, check by check, and explains what it sees.
-This lab hands in three attempts at the first exercise.
+This lab submits three attempts at the first exercise.
 
 It serves :ref:`from-scratch-exercises`.
 """
@@ -51,7 +51,7 @@ assert code == 1
 # %%
 # The second attempt
 # ------------------
-# It divides, and it leaves out what has no gradient.
+# It divides, and it skips parameters without a gradient.
 
 code = hand_in("""\
     for p in module.parameters():
@@ -83,15 +83,13 @@ assert code == 0
 # %%
 # What to notice
 # --------------
-#
 # - The message starts from the numbers: the sum, half the mean and rank 0's own gradient are different numbers, and each belongs to one mistake.
 # - The second attempt is right as long as every rank uses every parameter, so it can train for months.
-#   The day one rank takes another branch, the ranks reduce different tensors.
-#   The grader names the first call at which they part, not the hang that follows.
-# - The first failed check ends the run: what fails after it mostly fails for the same reason.
+#   As soon as one rank takes a different branch, the ranks reduce different tensors.
+#   The grader names the first call at which they diverge, not the hang that follows.
+# - The first failed check ends the run: later checks usually fail for the same reason.
 #
 # What this does not mean
 # -----------------------
-#
-# That a file which passes is fast.
+# That a file that passes is fast.
 # The checks look at numbers, at calls and at their order, on small models and two or three ranks; no check measures time.

@@ -2,75 +2,46 @@
 One training run, line by line
 ==============================
 
-You have written the training loop many times: which of its lines talk to other ranks, and which take the time?
+You have written the training loop many times: which of its lines communicate with other ranks, and which take the time?
 A small transformer trains on two ranks, every line of its step has a name, and a profiler notes when each begins and ends.
 It serves :ref:`from-scratch-training-run`.
 """
 
 # %%
-# ``record_function`` puts a name into the profile for as long as its block runs.
-# On a GPU a line only queues work, so this lab waits for the device at the end of each; a run of yours should not.
+# ``line`` is torch's ``record_function``: it puts a name into the profile for as long as its block runs.
+# On a GPU a line only queues work, so it also waits for the device at the end of its block; your own run should not.
 
 import statistics
-import time
-from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import FAINT, INK, RANK_COLORS, describe, subplots
-from ddplab.runtime.clock import now
+from ddplab.labs.next_word import Transformer, loader
+from ddplab.labs.profiled import line, profiled
 
 RANKS, BATCH, TOKENS, WORDS, WIDTH = 2, 16, 32, 64, 128
-WAIT, WARMUP, ACTIVE = 2, 1, 5  # steps that the profiler ignores, tries out on, and keeps
+WAIT, WARMUP, ACTIVE = 2, 1, 5  # steps that the profiler ignores, warms up on, and keeps
+STEPS = WAIT + WARMUP + ACTIVE
 LINES = ["data", "to device", "zero_grad", "forward", "backward", "clip", "step", "log"]
 SENDS = {"c10d::broadcast_": "broadcast", "c10d::allreduce_": "all_reduce"}  # call: collective
-
-
-@contextmanager
-def line(name):
-    with record_function(name):
-        yield
-        now()
-
 
 # %%
 # The run
 # -------
-# The model reads word numbers and predicts, at each place, the next one.
-# The data follow a rule that can be learned: word :math:`w` is followed by :math:`5w + 7`, modulo the number of words.
-
-
-class Transformer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0, batch_first=True)
-        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(TOKENS))
-
-    def forward(self, words):
-        return self.head(self.layers(self.embed(words), mask=self.mask, is_causal=True))
-
-
-def shard_of_this_rank():
-    words = [torch.randint(WORDS, ((WAIT + WARMUP + ACTIVE) * BATCH * RANKS,))]
-    for _ in range(TOKENS):
-        words.append((5 * words[-1] + 7) % WORDS)
-    data = TensorDataset(torch.stack(words, dim=1))
-    return DataLoader(data, BATCH, sampler=DistributedSampler(data))
+# The model, a transformer of three layers (``ddplab.labs.next_word``), reads word numbers and predicts, at each position, the next one.
+# The data follows a rule that can be learned: word :math:`w` is followed by :math:`5w + 7`, modulo the number of words.
 
 
 def train(after_step):
     torch.manual_seed(0)
-    model = DistributedDataParallel(Transformer().to(device()), bucket_cap_mb=0.5)
+    net = Transformer(WORDS, WIDTH, TOKENS).to(device())
+    model = DistributedDataParallel(net, bucket_cap_mb=0.5)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    batches, losses = iter(shard_of_this_rank()), []
-    for _ in range(WAIT + WARMUP + ACTIVE):
+    data, losses = loader(STEPS * BATCH * RANKS, WORDS, TOKENS, BATCH), []
+    batches = iter(data)
+    for _ in range(STEPS):
         with line("data"):
             (words,) = next(batches)
         with line("to device"):
@@ -93,35 +64,12 @@ def train(after_step):
 
 
 # %%
-# The profiler leaves out the first two steps, because DDP builds its buckets anew in the second.
-# It counts from a zero of its own on each rank; a stamp of the machine's clock puts both ranks on one axis.
+# The profiler leaves out the first two steps, because DDP rebuilds its buckets in the second.
 
 
 def worker():
-    spans, clock = {}, []
-
-    def after_step():
-        with record_function("clock"):
-            clock.append(time.perf_counter())
-        profiler.step()
-
-    def keep(recorded):
-        for event in recorded.events():
-            name = event.name.removeprefix("gloo:").removeprefix("nccl:")
-            spans.setdefault(name, []).append((event.time_range.start, event.time_range.end))
-
-    steps = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE)
-    host = [ProfilerActivity.CPU]  # a GPU would list each line once more
-    with profile(activities=host, schedule=steps, on_trace_ready=keep) as profiler:
-        losses = train(after_step)
-    zero = clock[-1] * 1e6 - max(spans["clock"])[0]
-
-    def in_ms(name):
-        return [
-            ((zero + start) / 1e3, (zero + end) / 1e3) for start, end in sorted(spans[name])
-        ]
-
-    return losses, {name: in_ms(name) for name in (*LINES, *SENDS, *SENDS.values())}
+    names = *LINES, *SENDS, *SENDS.values()
+    return profiled(train, names, wait=WAIT, warmup=WARMUP, active=ACTIVE)
 
 
 ranks = launch(worker, RANKS, quiet=True)
@@ -142,9 +90,7 @@ took = {name: statistics.median(end - start for start, end in spans[name]) for n
 shares = {name: 100 * ms / sum(took.values()) for name, ms in took.items()}
 print("rank 0             ms    share   broadcasts  all-reduces launched")
 for name in LINES:
-    sent = [
-        sum(len(inside(spans[call], *at)) for at in spans[name]) / ACTIVE for call in SENDS
-    ]
+    sent = [sum(len(inside(spans[s], *at)) for at in spans[name]) / ACTIVE for s in SENDS]
     counts = "".join(f"{count:13.0f}" if count else f"{'–':>13}" for count in sent)
     print(f"{name:14} {took[name]:6.2f} {shares[name]:7.1f}%{counts}")
 print(f"\nloss of rank 0: {losses[0]:.2f} in the first step, {losses[-1]:.2f} in the last")
@@ -156,7 +102,10 @@ record("%", **{f"share_{name}": shares[name] for name in ("forward", "backward",
 record(allreduces=len(spans["c10d::allreduce_"]) // ACTIVE)
 
 # %%
-# The step of median length as it ran: the lines of the loop, and below them the collectives.
+# The step of median length: the lines of the loop, and below them the collectives.
+
+# drawing
+from ddplab.labs.plotting import FAINT, INK, RANK_COLORS, describe, subplots
 
 whole = [log[1] - data[0] for data, log in zip(spans["data"], spans["log"], strict=True)]
 step = sorted(range(ACTIVE), key=whole.__getitem__)[ACTIVE // 2]
@@ -184,17 +133,14 @@ ax.set_title("All-reduces begin inside backward, and no line after it has one")
 # %%
 # What to notice
 # --------------
-#
 # - All :measured:`training-run.allreduces` all-reduces begin inside ``backward()``, which takes :measured:`training-run.share_backward:.0f` of this step.
-#   Zeroing, clipping, stepping and logging tell the other rank nothing.
-# - The forward launches a broadcast that nobody wrote.
-#   The causal mask is a *buffer* of the model, and DDP sends rank 0's buffers before each forward, whether they changed or not.
+#   Zeroing, clipping, stepping and logging send nothing.
+# - The forward launches a broadcast that nobody wrote: the causal mask is a *buffer* of the model, and DDP sends rank 0's buffers before each forward, whether they changed or not.
 # - ``clip`` and ``step`` follow the all-reduces, so both ranks clip the same gradient and take the same step.
-# - A bar below the line holds waiting too: an all-reduce is done on no rank before the slower one has launched it.
-#   It may end a moment late, because gloo's thread hands the result over before it notes the end.
+# - A bar below the line includes waiting: no rank finishes an all-reduce before the slower one has launched it.
+#   It may end a moment late, because gloo's thread delivers the result before it notes the end.
 #
 # What this does not mean
 # -----------------------
-#
-# That your step divides like this one: the shares belong to this model and this machine.
-# Nor that ``data`` is free: here the samples lie in memory and need no decoding.
+# That your step has these shares: they belong to this model and this machine.
+# Nor that ``data`` is free: here the samples are in memory and need no decoding.

@@ -9,7 +9,7 @@ It serves :ref:`from-scratch-training-run`.
 
 # %%
 # All runs see the same samples in the same order; each rank takes its slice of every global batch.
-# The loss that is kept is the mean over the global batch, so the ranks add up theirs.
+# The recorded loss is the mean over the global batch, so the ranks add up theirs.
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.gaps import flat_weights
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 
 SAMPLES, FEATURES = 1920, 4
 
@@ -48,8 +47,8 @@ def worker(per_rank, dtype):
 
 
 # %%
-# Three ways to share a batch, and another experiment
-# ---------------------------------------------------
+# Three ways to share a batch, and a different experiment
+# -------------------------------------------------------
 # The first three runs share a global batch of 32; the last gives each of its four ranks 32.
 # After every step, each run's weights are compared with those of the run on one rank.
 
@@ -81,6 +80,9 @@ record(loss=losses["1 × 32", torch.float32][-1], loss_big=losses["4 × 32", tor
 # %%
 # Above the losses in single precision, below the gaps in both; where a gap is zero, nothing is drawn.
 
+# drawing
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+
 fig, (above, below) = subplots(2, 1, height_in=5.2, sharex=True)
 describe(fig, "Losses of the four runs, and how far their weights are from those of one rank")
 looks = {"1 × 32": (MUTED, "-", 6), "2 × 16": (INK, "-", 1.6), "4 × 8": (ACCENT, "--", 1.6)}
@@ -97,7 +99,7 @@ below.text(16, 0.1, "4 × 32", fontsize=11, va="center")
 below.text(30, 3e-6, "2 × 16 and 4 × 8 in float32", fontsize=11)
 below.text(30, 1e-14, "2 × 16 and 4 × 8 in float64", fontsize=11)
 above.set(ylabel="loss", ylim=(0, None))
-above.set_title("Three losses that cannot be told apart")
+above.set_title("Three losses that cannot be distinguished")
 below.set(
     yscale="log",
     ylabel="gap to the weights of 1 × 32",
@@ -109,16 +111,14 @@ below.set_title("What is left between them is rounding")
 # %%
 # What to notice
 # --------------
-#
 # - Three runs with the same global batch take the same number of steps, with the same learning rate, to the same loss: :measured:`one-rank-or-many.loss:.3f`.
 #   DDP changes where the samples are computed, not what is computed.
 # - They are not equal bit for bit: one rank adds 32 gradients in one order, four ranks add eight each and then four sums.
-#   That this is all shows in double precision, where the gap falls from :measured:`one-rank-or-many.gap_single:.0e` to :measured:`one-rank-or-many.gap_double:.0e`.
-# - To keep the batch *per rank* is another experiment.
+#   Double precision shows that this is the only difference: there the gap falls from :measured:`one-rank-or-many.gap_single:.0e` to :measured:`one-rank-or-many.gap_double:.0e`.
+# - Keeping the batch *per rank* is a different experiment.
 #   The global batch grows with the ranks, an epoch has fewer steps, and with the old learning rate this one ends at :measured:`one-rank-or-many.loss_big:.3f`.
 #
 # What this does not mean
 # -----------------------
-#
-# That four ranks are four times as fast: nothing is timed here, and ranks that share a machine's cores take them from each other.
-# Nor that more samples per step are worse: they need a learning rate of their own.
+# That four ranks are four times as fast: nothing is timed here, and ranks on one machine compete for its cores.
+# Nor that more samples per step are worse: they need a different learning rate.

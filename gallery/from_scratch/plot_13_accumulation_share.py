@@ -10,7 +10,7 @@ It serves :ref:`from-scratch-training-run`.
 # %%
 # A slow link, emulated
 # ---------------------
-# Ranks on one machine have no slow link, so a communication hook plays one, ``ddplab.runtime.slowlink``: it starts the real all-reduce, and hands its result over only when a link of the given latency and rate would have delivered it.
+# Ranks on one machine have no slow link, so a communication hook emulates one, ``ddplab.runtime.slowlink``: it starts the real all-reduce, and delivers the result only when a link of the given latency and rate would have delivered it.
 # A bucket waits until the bucket before it has left the link.
 # The numbers of bytes are real and small; the time they take is emulated.
 
@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.runtime.clock import now, seconds, stamp
 from ddplab.runtime.slowlink import SlowLink
 
@@ -66,7 +65,7 @@ def worker(k):
 # %%
 # Per sample
 # ----------
-# Times are the shortest of rank 0's warm steps, because what else the machine does can only add to them.
+# Times are the shortest of rank 0's warm steps, because other load on the machine can only add to them.
 
 print("       samples  all-reduces           ms per step     waiting,")
 print("  k   per rank  per step  per sample  whole  waiting  share of step")
@@ -87,6 +86,9 @@ assert waiting_us[8] < waiting_us[1] / 4
 
 # %%
 # Each bar is the time that one sample costs.
+
+# drawing
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 
 fig, ax = subplots(height_in=3.4)
 describe(fig, "Time per sample against the number of micro-batches, computing and waiting")
@@ -112,7 +114,6 @@ ax.set_title("The same waiting is shared by more samples")
 # %%
 # What to notice
 # --------------
-#
 # - The all-reduces per *step* stay the same, one per bucket; per *sample* they fall to exactly :math:`1/k`.
 # - A step waits about as long as before, :measured:`accumulation-share.waits_1:.0f` with one micro-batch and :measured:`accumulation-share.waits_8:.0f` with eight, since the same bytes cross the same link.
 #   It computes for :math:`k` times as many samples meanwhile, so the share of waiting falls from :measured:`accumulation-share.share_1:.0f` to :measured:`accumulation-share.share_8:.0f`.
@@ -120,6 +121,5 @@ ax.set_title("The same waiting is shared by more samples")
 #
 # What this does not mean
 # -----------------------
-#
-# That accumulation makes an update cheaper: each covers :math:`k` times the samples, which is another batch size, with a learning rate of its own.
-# Nor that these shares are yours: the link is made up, so that it matters.
+# That accumulation makes an update cheaper: each covers :math:`k` times the samples, which is a different batch size that needs a different learning rate.
+# Nor that your job has these shares: the link is chosen slow enough to matter.

@@ -2,9 +2,9 @@
 A device mesh that you ask by name
 ==================================
 
-Once ranks play two parts (which replica, which place in it), who keeps the numbers apart?
+Once a rank has two roles (which replica, which position in it), what keeps track of the numbers?
 A mesh does: it arranges the ranks along named axes, and each axis has a process group.
-This lab asks a small cached mesh, ``ddplab.labs.mesh``, and shows what goes wrong without it.
+This lab uses a small cached mesh, ``ddplab.labs.mesh``, and shows what goes wrong without it.
 It serves :ref:`from-scratch-mesh`.
 """
 
@@ -12,7 +12,7 @@ It serves :ref:`from-scratch-mesh`.
 # Ask by name
 # -----------
 # One axis first, then two.
-# Every rank adds ten to the power of its number: a sum then has a 1 in the place of each rank that is in it, rank 0's at the right.
+# Every rank contributes ten to the power of its number: a sum then has a 1 in the position of each rank that is in it, with rank 0 at the right.
 
 import os
 import time
@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.mesh import named_mesh
+from ddplab.runtime.needs import ON_CPU
 
 RANKS = 4
 
@@ -36,48 +37,44 @@ def who_is_in(group):
 
 
 def places(axes):
-    mesh = named_mesh(**axes)
-    return [
-        f"{axis} {mesh.rank(axis)} of {mesh.size(axis)}: "
-        f"ranks {dist.get_process_group_ranks(mesh.group(axis))}, sum {who_is_in(mesh.group(axis))}"
-        for axis in axes
-    ]
+    mesh, found = named_mesh(**axes), []
+    for axis in axes:
+        ranks = dist.get_process_group_ranks(mesh.group(axis))
+        place = f"{axis} {mesh.rank(axis)} of {mesh.size(axis)}"
+        found.append(f"{place}: ranks {ranks}, sum {who_is_in(mesh.group(axis))}")
+    return "   ".join(found)
 
 
 for axes in ({"data": 4}, {"replica": 2, "data": 2}):
-    for rank, answers in enumerate(launch(places, RANKS, axes)):
-        print(f"rank {rank}   {'   '.join(answers)}")
+    for rank, answer in enumerate(launch(places, RANKS, axes)):
+        print(f"rank {rank}   {answer}")
 
 # %%
 # DDP over one axis
 # -----------------
-# DDP averages over the group that it is given.
-# It also takes a one-dimensional slice of torch's own mesh, ``device_mesh=``.
-# The gradient of each rank here is its number.
+# DDP averages over the group that you pass; it also accepts a one-dimensional slice of torch's own mesh, ``device_mesh=``.
+# Here the gradient of each rank is its rank number.
 
 
 def average(option):
     mesh = named_mesh(replica=2, data=2)
-    options = {
-        "process_group=": {"process_group": mesh.group("data")},
-        "device_mesh=": {"device_mesh": mesh.torch_mesh["data"]},
-    }
+    values = {"process_group": mesh.group("data"), "device_mesh": mesh.torch_mesh["data"]}
     linear = nn.Linear(1, 1, bias=False).to(device())
-    ddp = DistributedDataParallel(linear, **options.get(option, {}))
+    ddp = DistributedDataParallel(linear, **{k: v for k, v in values.items() if k == option})
     ddp(torch.tensor([[float(dist.get_rank())]]).to(device())).sum().backward()
     return linear.weight.grad.item()
 
 
 print("gradient on rank     0     1     2     3")
-for option in ("no option", "process_group=", "device_mesh="):
+for option in ("no option", "process_group", "device_mesh"):
     averages = launch(average, RANKS, option)
-    print(f"{option:15}", *(f"{value:5.2f}" for value in averages))
+    print(f"{option + '=' * ('_' in option):15}", *(f"{value:5.2f}" for value in averages))
     assert averages == ([1.5] * 4 if option == "no option" else [0.5, 0.5, 2.5, 2.5])
 
 # %%
 # Why the mesh is kept
 # --------------------
-# ``init_device_mesh`` makes new groups whenever it is called, each with sockets of its own, and nothing frees them before the end.
+# ``init_device_mesh`` creates new groups on every call, each with its own sockets, and nothing frees them before the end.
 
 TIMES = 20
 
@@ -98,9 +95,8 @@ def ask_again(cached):
     return took_ms, new, group.group_name
 
 
-print(
-    f"rank 0 asked {TIMES} times    ms   new files and sockets   new threads   last group's name"
-)
+columns = "ms   new files and sockets   new threads   last group's name"
+print(f"rank 0 asked {TIMES} times    {columns}")
 for cached in (False, True):
     took_ms, (files, threads), name = launch(ask_again, RANKS, cached)[0]
     how = "named_mesh" if cached else "init_device_mesh"
@@ -110,9 +106,9 @@ for cached in (False, True):
 # %%
 # Why every rank must ask
 # -----------------------
-# ``new_group`` wants every rank to make every group, in the same order.
-# A group's members find each other under its number, and each rank counts the groups that *it* made.
-# In the first row each pair makes its own group only, and ranks 1 and 2 are so late that the lab leaves them out.
+# ``new_group`` requires every rank to create every group, in the same order.
+# A group's members find each other by its number, and each rank counts the groups that *it* created.
+# In the first row each pair creates only its own group, and ranks 1 and 2 are so late that the lab leaves them out.
 
 
 def pair_up(how):
@@ -130,25 +126,24 @@ def pair_up(how):
 
 
 print(f"{'group and sum on rank':27}{'0':13}{'1':13}{'2':13}{'3':13}".rstrip())
+right = ["[0, 1] 0011"] * 2 + ["[2, 3] 1100"] * 2
+crossed = ["[0, 1] 1001", "(late)", "(late)", "[2, 3] 1001"]
 for how in ("only its members make it", "every rank makes both", "use_local_synchronization"):
-    found = launch(pair_up, RANKS, how)
+    # NCCL would split each pair off the group of all ranks, and all ranks would have to come.
+    found = launch(pair_up, RANKS, how, env=ON_CPU)
     print(f"{how:27}{''.join(f'{text:13}' for text in found)}".rstrip())
-    right = ["[0, 1] 0011"] * 2 + ["[2, 3] 1100"] * 2
-    crossed = ["[0, 1] 1001", "(late)", "(late)", "[2, 3] 1001"]
     assert found == (crossed if how == "only its members make it" else right)
 
 # %%
 # What to notice
 # --------------
-#
 # - The same call, ``mesh.group("data")``, gives ranks of different rows different groups; no rank computes who its peers are.
-# - With a group, DDP averages within it: the two pairs have gradients of their own, and will have weights of their own.
+# - With a group, DDP averages within it: each pair has its own gradients, and will have its own weights.
 #   That is right only where something else keeps the replicas equal, or where they are meant to be different models.
-# - Twenty meshes took :measured:`device-mesh.init_device_mesh_files` files and sockets and :measured:`device-mesh.init_device_mesh_threads` threads on rank 0; the kept one took :measured:`device-mesh.named_mesh_files` and :measured:`device-mesh.named_mesh_threads`.
-# - Groups that only their members make raise no error: rank 0 holds a group of ranks 0 and 1, and adds numbers with rank 3.
-#   If all four arrive at once it is a race, with that result, a hang, or by luck the right one.
+# - Twenty meshes took :measured:`device-mesh.init_device_mesh_files` files and sockets and :measured:`device-mesh.init_device_mesh_threads` threads on rank 0; the cached one took :measured:`device-mesh.named_mesh_files` and :measured:`device-mesh.named_mesh_threads`.
+# - Groups that only their members create raise no error: rank 0 holds a group of ranks 0 and 1, and adds numbers with rank 3.
+#   If all four arrive at once it is a race, with that result, a hang, or by luck the correct one.
 #
 # What this does not mean
 # -----------------------
-#
 # That plain DDP needs a mesh: over all ranks of a job, the default group is enough.

@@ -2,7 +2,7 @@
 Replicas drift
 ==============
 
-What keeps copies of a model equal when each trains on data of its own?
+What keeps copies of a model equal when each trains on its own data?
 Four ranks start with equal weights and train, once by themselves and once with averaged gradients.
 It serves :ref:`idea-split` and :ref:`idea-replicated`.
 """
@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
 
 RANKS, STEPS, SHARD = 4, 60, 16
 
@@ -79,6 +78,9 @@ record(loss_averaged=together, loss_alone_best=min(alone))
 # %%
 # On the right is the weight that ends furthest apart, as each rank holds it.
 
+# drawing
+from ddplab.labs.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
+
 fig, (left, right) = subplots(1, 2, height_in=3.2)
 describe(fig, "The gap between replicas over the steps, and the paths of one of their weights")
 steps = range(STEPS + 1)
@@ -104,15 +106,13 @@ right.set_title("One weight takes four paths")
 # %%
 # What to notice
 # --------------
-#
 # - One step without a sync is enough to drift, and nothing pulls the replicas together again: after the last step they are :measured:`replicas-drift.without_sync:.2f` apart.
-# - With averaged gradients the gap is :measured:`replicas-drift.averaged`, not small: equal weights, minus an equal step, are equal weights.
+# - With averaged gradients the gap is exactly :measured:`replicas-drift.averaged`, not just small: equal weights, minus an equal step, are equal weights.
 #   No weight was ever sent.
-# - It is the data that drives them apart: four ranks that see the same samples stay equal without a word.
+# - The data drives them apart: four ranks that see the same samples stay equal without any communication.
 # - Unsynchronized replicas are four models, each trained on a quarter of the data.
 #   On all data the best of them has a loss of :measured:`replicas-drift.loss_alone_best:.3f`, the averaged one :measured:`replicas-drift.loss_averaged:.3f`.
 #
 # What this does not mean
 # -----------------------
-#
 # That this loop is as fast as DDP: it sends one message per parameter tensor, and only once backward is over.

@@ -3,14 +3,13 @@ The mean of means
 =================
 
 When is data-parallel training the same as training with one big batch?
-DDP averages the gradients that ranks compute on their shards; this lab compares that mean with the
-gradient of the whole batch, computed in one process with the same weights.
+DDP averages the gradients that ranks compute on their shards; this lab compares that mean with the gradient of the whole batch, computed in one process with the same weights.
 It serves :ref:`idea-equality`.
 """
 
 # %%
-# Each case changes one thing in the first, or mends such a change.
-# All run in float64 and in float32: an error of rounding shrinks with the precision, a real difference stays.
+# Each case changes one thing in the first, or corrects such a change.
+# All run in float64 and in float32: a rounding error shrinks with the precision, a real difference stays.
 
 import copy
 
@@ -20,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
+from ddplab.labs.gaps import flat_gradients
 
 RANKS = 4
 EQUAL, UNEQUAL = [12] * RANKS, [24, 12, 8, 4]  # samples per rank
@@ -37,10 +36,6 @@ CASES = {  # layer, training, reduction of the loss, shards, what each rank's lo
 }
 
 
-def gradient(model):
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
 def compare(dtype, layer, training, reduction, sizes, scale):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -49,8 +44,8 @@ def compare(dtype, layer, training, reduction, sizes, scale):
     x = torch.randn(sum(sizes), 8).to(device(), dtype)
     y = x.sum(dim=1, keepdim=True) + 1
     whole, ddp = copy.deepcopy(net), DistributedDataParallel(net)
-    torch.manual_seed(rank + 1)  # each rank draws masks of its own
-    if scale == "masks":  # each rank tells its mask, and the single process uses all of them
+    torch.manual_seed(rank + 1)  # each rank draws its own masks
+    if scale == "masks":  # each rank sends its mask, and the single process uses all of them
         mine, masks = nn.functional.dropout(torch.ones(sizes[rank], 16), 0.5), [None] * ranks
         dist.all_gather_object(masks, mine)
         for model, mask in (net, mine), (whole, torch.cat(masks)):
@@ -61,7 +56,7 @@ def compare(dtype, layer, training, reduction, sizes, scale):
     loss = nn.functional.mse_loss(ddp(my_x), my_y, reduction=reduction)
     factor = {"world size": ranks, "share": ranks * len(my_x) / len(x)}.get(scale, 1)
     (factor * loss).backward()
-    mean, big = gradient(ddp), gradient(whole)
+    mean, big = flat_gradients(ddp), flat_gradients(whole)
     return ((mean - big).norm() / big.norm()).item(), (big.norm() / mean.norm()).item()
 
 
@@ -80,8 +75,8 @@ for name in CASES:
     print(f"{name:26} {double[name][0]:9.1e} {single[name][0]:9.1e}   {verdict}")
 off = [name for name in CASES if double[name][0] > 16 * eps64]
 assert off == [name for name in CASES if single[name][0] > 16 * eps32]
-expected = "sum loss", "unequal shards", "BatchNorm, training", "dropout, masks drawn anew"
-assert off == list(expected)
+expected = ["sum loss", "unequal shards", "BatchNorm, training", "dropout, masks drawn anew"]
+assert off == expected
 for case, name in zip(off, ("sum", "unequal", "batchnorm", "dropout"), strict=True):
     record("%", **{f"{name}_off": 100 * double[case][0]})
 record(sum_factor=double["sum loss"][1])
@@ -91,6 +86,18 @@ record("epsilons", equal_float64=error64 / eps64, equal_float32=error32 / eps32)
 # %%
 # A dotted line is the epsilon of a precision: the distance from 1 to the next larger number.
 # An error of zero would lie on the left edge; no case has it.
+
+# drawing
+from ddplab.labs.plotting import (
+    ACCENT,
+    FAINT,
+    INK,
+    MUTED,
+    describe,
+    log_axis,
+    name_rows,
+    subplots,
+)
 
 fig, ax = subplots(height_in=3.6)
 describe(fig, "Relative error of the mean of gradients against the big batch, for nine cases")
@@ -102,19 +109,17 @@ for row, name in enumerate(CASES):
 for eps, name, color in (eps64, "float64", ACCENT), (eps32, "float32", INK):
     ax.axvline(eps, color=MUTED, lw=1, ls=":", zorder=0)
     ax.text(eps, -0.8, name, color=color, ha="center", va="bottom", weight="bold")
-ax.set(xscale="log", xlim=(1e-18, 10), ylim=(len(CASES) - 0.5, -0.7))
-ax.set_yticks(range(len(CASES)), CASES)
+name_rows(ax, list(CASES), margin=0.7)
 powers = -18, -15, -12, -9, -6, -3, 0
 labels = ["0", *(f"$10^{{{power}}}$" for power in powers[1:])]
-ax.set_xticks([10.0**power for power in powers], labels)
-ax.set_xticks([], minor=True)
-ax.set_xlabel("relative error (log scale)")
+log_axis(ax.xaxis, [10.0**power for power in powers], labels)
+ax.set(xlim=(1e-18, 10), xlabel="relative error (log scale)")
 ax.set_title("Rounding shrinks with the precision; a difference does not", pad=16)
 
 # %%
-# Masks of dropout
-# ----------------
-# Seed all ranks alike, and they drop the same neurons of different samples.
+# Dropout masks
+# -------------
+# With the same seed on all ranks, they drop the same neurons of different samples.
 
 
 def masks(differ):
@@ -132,15 +137,13 @@ for name, differ in (("equal", False), ("different", True)):
 # %%
 # What to notice
 # --------------
-#
 # - A loss that is a mean, over shards of equal size: the mean of the means is the mean of all, within :measured:`mean-of-means.equal_float32:.1f` in float32.
 # - A sum is :measured:`mean-of-means.sum_factor:.0f` times too small, on as many ranks: multiply the loss by the world size.
-# - On unequal shards the samples of the smaller ones count for more; ``world_size × samples here / samples everywhere`` as a weight mends it.
-# - BatchNorm in training mode normalizes with the statistics of the shard, so that the loss itself is another one; nothing that is done to gradients mends it.
-# - Dropout is another draw of the masks, not an error: given the ranks' masks, the single process agrees.
+# - On unequal shards the samples of the smaller ones count for more; ``world_size × samples here / samples everywhere`` as a weight corrects it.
+# - BatchNorm in training mode normalizes with the statistics of the shard, so the loss itself is different; nothing that you do to gradients corrects it.
+# - Dropout is another draw of the masks, not an error: with the ranks' masks, the single process agrees.
 #
 # What this does not mean
 # -----------------------
-#
-# That a gradient which differs is a wrong one: it is the gradient of another loss.
-# Know which of them you train.
+# That a different gradient is wrong: it is the gradient of a different loss.
+# Know which one you train.

@@ -8,7 +8,7 @@ It serves :ref:`idea-memory`.
 """
 
 # %%
-# A float32 number takes four bytes, and the ledger counts how many of them each parameter needs.
+# A float32 number takes four bytes, and the ledger counts how many such numbers each parameter needs.
 # Adam counts its steps in one more number per parameter *tensor*.
 
 import torch
@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
 
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam
 CASES = {  # optimizer, its options, states per parameter; ranks, gradients as views
@@ -31,18 +30,15 @@ CASES = {  # optimizer, its options, states per parameter; ranks, gradients as v
 
 
 def predict(parameters, tensors, kind, options, states, ranks, views):
-    """Bytes of each entry; with views, the gradients lie in the buckets."""
-    return {
-        "parameters": 4 * parameters,
-        "gradients": 4 * parameters,
-        "buckets": 4 * parameters * (ranks > 1 and not views),
-        "states": 4 * parameters * states + 4 * tensors * (kind is ADAM),
-    }
+    """Bytes of parameters, gradients, buckets and states; with views, the gradients lie in the buckets."""
+    buckets = 4 * parameters * (ranks > 1 and not views)
+    state = 4 * parameters * states + 4 * tensors * (kind is ADAM)
+    return [4 * parameters, 4 * parameters, buckets, state]
 
 
 # %%
-# The measurement asks each tensor for its storage, and counts a storage once, however many tensors look into it.
-# The buckets show themselves to a communication hook.
+# The measurement asks each tensor for its storage, and counts a storage once, however many tensors share it.
+# A communication hook sees the buckets.
 
 
 def note_and_average(seen, bucket):
@@ -86,9 +82,9 @@ for name, case in CASES.items():
     results = launch(worker, case[-2], *case, up_to=2)
     ledger, parameters, tensors = results[0]
     plan = predict(parameters, tensors, *case)
-    columns = *ledger, sum(ledger), sum(plan.values())
+    columns = *ledger, sum(ledger), sum(plan)
     print(f"{name:17}" + "".join(f"{nbytes:11,}" for nbytes in columns))
-    assert all(measured == list(plan.values()) for measured, _, _ in results)
+    assert all(measured == plan for measured, _, _ in results)
     per_parameter[name] = [round(nbytes / parameters) for nbytes in ledger]
 record(parameters=parameters, tensors=tensors)
 for name, case in ("alone", "one process"), ("ddp", "DDP"), ("views", "DDP, views"):
@@ -109,6 +105,18 @@ record("GiB", views_7b=sum(per_parameter["Adam, DDP, views"]) * gib)
 # %%
 # A box is one float32 number per parameter.
 
+# drawing
+from ddplab.labs.plotting import (
+    ACCENT,
+    FAINT,
+    INK,
+    MUTED,
+    describe,
+    label,
+    name_rows,
+    subplots,
+)
+
 fig, ax = subplots(height_in=3.6)
 describe(fig, "Bytes per parameter in six cases, in boxes of four bytes")
 LOOKS = (MUTED, ""), (FAINT, ""), (ACCENT, "////"), (FAINT, "....")
@@ -116,30 +124,27 @@ for row, (name, entries) in enumerate(per_parameter.items()):
     left = 0
     gradients = "in buckets" if "views" in name else "gradients"
     labels = "parameters", gradients, "buckets", "state"
-    for nbytes, (color, hatch), label in zip(entries, LOOKS, labels, strict=True):
+    for nbytes, (color, hatch), what in zip(entries, LOOKS, labels, strict=True):
         for _ in range(nbytes // 4):
             ax.barh(row, 4, left=left, color=color, hatch=hatch, edgecolor=INK, lw=0.6)
             box = {"facecolor": FAINT, "edgecolor": "none", "pad": 1.5}
-            ax.text(left + 2, row, label, ha="center", va="center", fontsize=8, bbox=box)
+            label(ax, left + 2, row, what, fontsize=8, bbox=box)
             left += 4
     ax.text(left + 0.3, row, f"{left} bytes, {left * gib:.0f} GiB", va="center")
-ax.set_yticks(range(len(CASES)), CASES)
-ax.invert_yaxis()
+name_rows(ax, list(CASES))
 ax.set(xlim=(0, 27), xticks=range(0, 21, 4), xlabel="bytes per parameter (measured)")
 top = ax.secondary_xaxis("top", functions=(lambda x: x * gib, lambda x: x / gib))
 top.set_xticks(range(0, 141, 20))
 top.set_xlabel("GiB for seven billion parameters (computed)")
-ax.set_title("DDP adds one number per parameter, and views take it away", pad=10)
+ax.set_title("DDP adds one number per parameter, and views save it", pad=10)
 
 # %%
 # What to notice
 # --------------
-#
 # - Adam needs :measured:`memory-ledger.alone` per parameter in one process and :measured:`memory-ledger.ddp` under DDP: the buckets are a second copy of the gradients.
-# - With ``gradient_as_bucket_view=True`` it is :measured:`memory-ledger.views` again: each ``.grad`` looks into its bucket.
-# - The number of ranks is not in the formula: DDP divides the batch, and nothing of this ledger.
+# - With ``gradient_as_bucket_view=True`` it is :measured:`memory-ledger.views` again: each ``.grad`` is a view into its bucket.
+# - The number of ranks is not in the formula: DDP divides the batch, but nothing in this ledger.
 #
 # What this does not mean
 # -----------------------
-#
-# That the rank needs no more: activations, temporary tensors of the optimizer, and what the allocator and the communication library keep come on top.
+# That a rank needs no more than this: activations, temporary tensors of the optimizer, and what the allocator and the communication library keep come on top.

@@ -13,7 +13,6 @@ import statistics
 import time
 
 from ddplab import launch, record
-from ddplab.labs.plotting import ACCENT, MUTED, subplots
 from ddplab.labs.recipes import torchrun
 from ddplab.runtime.needs import ON_CPU
 
@@ -42,15 +41,15 @@ def worker():
     return weights
 
 
-weights = launch(worker, 2, env=ON_CPU)  # a GPU rounds in another order
+weights = launch(worker, 2, env=ON_CPU)  # a GPU adds in a different order
 assert weights[0] == weights[1]
 
 # %%
-# The losses differ, because each rank saw other data; the weights agree, because the gradients were averaged.
+# The losses differ, because each rank saw different data; the weights agree, because the gradients were averaged.
 #
 # The same program under torchrun
 # -------------------------------
-# A program of your own has three more duties: it initializes the process group, chooses its device, and cleans up.
+# Your own program has three more tasks: it initializes the process group, chooses its device, and cleans up.
 #
 # .. literalinclude:: /../gallery/recipes/hello_ddp.py
 #    :language: python
@@ -66,9 +65,9 @@ assert printed.count(f"{weights[0]:+.6f}") == 2  # the same weights, digit for d
 # %%
 # What a start costs
 # ------------------
-# Each of torchrun's processes imports torch anew.
+# Each of torchrun's processes imports torch again.
 # ``launch`` forks its ranks from a server that has imported it once, which is why a page can afford many launches.
-# Both run the program above, in turn, so that what else the machine does falls on both.
+# Both run the program above alternately, so that other load on the machine affects both.
 
 
 def seconds(action, *args, **options):
@@ -91,6 +90,9 @@ print(f"torchrun, same ranks   {1e3 * torchrun_s:6.0f} ms (median of {len(cold)}
 
 # %%
 # Each dot below is one start.
+
+# drawing
+from ddplab.labs.plotting import ACCENT, MUTED, subplots
 
 fig, ax = subplots(height_in=1.7)
 for row, (times, color) in enumerate([(cold, MUTED), (warm, ACCENT)]):

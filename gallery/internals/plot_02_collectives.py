@@ -3,31 +3,26 @@ Four collectives, before and after
 ==================================
 
 What does a collective leave on each rank, and which two of them make an all-reduce?
-This lab runs broadcast, all-reduce, reduce-scatter and all-gather on four ranks,
-and draws what each rank holds before and after.
+This lab runs broadcast, all-reduce, reduce-scatter and all-gather on four ranks, and draws what each rank holds before and after.
 It serves :ref:`internals-collectives`.
 """
 
 # %%
 # Every rank starts with four chunks of one number each.
 # Chunk *c* of rank *r* is *c* · 10\ :sup:`r`, counted from chunk 1: rank 2 holds 100, 200, 300, 400.
-# A sum then tells what is in it: in 2222, each digit is a 2, so it is the second chunk of all four ranks.
+# A sum then shows what is in it: in 2222 each digit is a 2, so it is the second chunk of all four ranks.
 
 import torch
 import torch.distributed as dist
 
-from ddplab import device, launch
-from ddplab.labs.chunks import draw_chunks
-from ddplab.labs.plotting import describe, subplots
+from ddplab import launch
+from ddplab.labs.chunks import draw_chunks, my_chunks
 
 RANKS = 4
 
 
 def collectives():
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    # gloo scatters and gathers CPU tensors only
-    here = device() if "nccl" in dist.get_backend() else "cpu"
-    mine = torch.arange(1.0, ranks + 1, device=here) * 10**rank
+    mine, ranks = my_chunks(), dist.get_world_size()
 
     broadcast = mine.clone()
     dist.broadcast(broadcast, src=0)  # in place: everyone gets rank 0's
@@ -35,10 +30,10 @@ def collectives():
     summed = mine.clone()
     dist.all_reduce(summed)  # in place: everyone gets the sum over ranks
 
-    piece = torch.empty(1, device=here)
+    piece = torch.empty_like(mine[:1])
     dist.reduce_scatter(piece, list(mine.chunk(ranks)))  # rank r gets the sum of chunk r only
 
-    gathered = [torch.empty(1, device=here) for _ in range(ranks)]
+    gathered = [torch.empty_like(piece) for _ in range(ranks)]
     dist.all_gather(gathered, piece)  # everyone gets everyone's piece
 
     return {
@@ -66,6 +61,10 @@ for name in held[0]:
 # A framed cell is complete: every rank's contribution is in it.
 
 
+# drawing
+from ddplab.labs.plotting import describe, subplots
+
+
 def at(rank, piece):
     """The piece of a rank in the place where it belongs, nothing elsewhere."""
     return [piece[0] if chunk == rank else None for chunk in range(RANKS)]
@@ -81,9 +80,7 @@ panels = {
 }
 
 fig, axes = subplots(2, 4, height_in=4.1, sharey=True)
-describe(
-    fig, "What four ranks hold, chunk by chunk, before and after each of four collectives"
-)
+describe(fig, "What four ranks hold, chunk by chunk, before and after each collective")
 for column, (name, states) in zip(axes.T, panels.items(), strict=True):
     for ax, state in zip(column, states, strict=True):
         draw_chunks(ax, state)
@@ -105,16 +102,14 @@ print("all-reduce == all-gather(reduce-scatter) on every rank")
 # %%
 # What to notice
 # --------------
-#
-# * Broadcast copies one rank's state over that of the others.
+# * Broadcast overwrites the others' state with that of one rank.
 #   DDP's constructor does it with parameters and buffers, and later forwards do it with buffers.
 # * All-reduce gives every rank the same sum.
 #   DDP's backward does it, once per bucket, and divides by the number of ranks.
 # * Reduce-scatter leaves one finished chunk on each rank, and all-gather completes it to an all-reduce.
-#   Sharded training (FSDP, ZeRO) cuts here: each rank updates its own chunk, and parameters are gathered afterwards.
+#   Sharded training (FSDP, ZeRO) splits it here: each rank updates its own chunk, and parameters are gathered afterwards.
 #
 # What this does not mean
 # -----------------------
-#
 # The drawing shows what a collective computes, not how the data travels.
 # A ring, a tree or a switch can reach the same result; :doc:`plot_03_ring_allreduce` builds the ring.

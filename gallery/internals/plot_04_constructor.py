@@ -20,7 +20,7 @@ from ddplab import LaunchError, device, launch, record
 # Before and after
 # ----------------
 # Each rank fills every tensor of its model with its own rank.
-# What reads 0 on rank 1 afterwards has been copied from rank 0.
+# What is 0 on rank 1 afterwards has been copied from rank 0.
 
 
 class Model(nn.Module):
@@ -30,14 +30,14 @@ class Model(nn.Module):
         self.frozen = nn.Parameter(torch.full((16,), fill), requires_grad=False)
         self.register_buffer("statistic", torch.full((16,), fill))
         self.register_buffer("scratch", torch.full((16,), fill), persistent=False)
-        self.plain = torch.full((16,), fill)  # an attribute that torch does not know of
+        self.plain = torch.full((16,), fill)  # an attribute that torch does not know about
 
 
 def values(model, optimizer):
     named = {f"parameter {name}": tensor for name, tensor in model.named_parameters()}
     named |= {f"buffer {name}": tensor for name, tensor in model.named_buffers()}
-    named["attribute plain"] = model.plain
-    named["optimizer state"] = optimizer.state[model.weight]["exp_avg"]
+    state = optimizer.state[model.weight]["exp_avg"]
+    named |= {"attribute plain": model.plain, "optimizer state": state}
     return {name: tensor.mean().item() for name, tensor in named.items()}
 
 
@@ -47,13 +47,11 @@ def copy_state():
     optimizer = torch.optim.Adam(model.parameters())
     optimizer.state[model.weight]["exp_avg"] = torch.full((16,), rank)
     before = values(model, optimizer)
-    with torch.profiler.profile(record_shapes=True) as profile:
+    host = [torch.profiler.ProfilerActivity.CPU]  # a GPU's spans have the same names
+    with torch.profiler.profile(activities=host, record_shapes=True) as profile:
         DistributedDataParallel(model)
-    calls = [
-        (event.name.partition(":")[2], event.input_shapes)
-        for event in profile.events()
-        if event.name.startswith(("gloo:", "nccl:"))
-    ]
+    sent = [e for e in profile.events() if e.name.startswith(("gloo:", "nccl:"))]
+    calls = [(e.name.partition(":")[2], e.input_shapes) for e in sent]
     return before, values(model, optimizer), calls
 
 
@@ -78,9 +76,9 @@ record(unit="collectives", collectives=len(calls))
 # %%
 # Shapes that differ
 # ------------------
-# Rank 2 of three has a layer of another width.
-# Each rank compares the shapes of rank 0 with its own, and only a rank that differs complains.
-# Rank 0 goes on to send its state, and hears of the failure only when its peer has gone.
+# Rank 2 of three has a layer of a different width.
+# Each rank compares the shapes of rank 0 with its own, and only a rank that differs raises.
+# Rank 0 goes on to send its state, and learns of the failure only when its peer is gone.
 
 
 def differ():
@@ -91,32 +89,29 @@ def differ():
         DistributedDataParallel(model.to(device()))
         print(f"built; weights of rank {model.weight[0, 0].item():.0f}")
     except RuntimeError as error:
-        reason = re.search(r"params\[.*match|Connection \w+ by peer|$", str(error))
-        print(reason.group())
+        print(re.search(r"params\[.*match|Connection \w+ by peer|$", str(error)).group())
         print(f"raised; weights of rank {model.weight[0, 0].item():.0f}")
         raise
 
 
-failure = None
 try:
     launch(differ, 3)
 except LaunchError as error:
     failure = error
-assert failure is not None
 assert failure.rank == 2
 assert "raised; weights of rank 2" in failure.outputs[2]
 
 # %%
-# Shapes that nobody compares
-# ---------------------------
-# Buffers and frozen parameters are broadcast but not verified.
-# Here rank 1 has a buffer of another shape with as many elements; its values are copied as they lie in memory.
+# Shapes that are not compared
+# ----------------------------
+# Buffers and frozen parameters are broadcast but not checked.
+# Here rank 1 has a buffer of a different shape with the same number of elements; the values are copied in the order in which they lie in memory.
 
 
 def differ_in_a_buffer():
     model, rank = nn.Linear(4, 4), dist.get_rank()
-    shape = (3, 2) if rank else (2, 3)
-    model.register_buffer("scale", torch.arange(6.0).view(shape) - rank)
+    values = torch.arange(6.0).view((3, 2) if rank else (2, 3)) - rank
+    model.register_buffer("scale", values)
     DistributedDataParallel(model.to(device()))
     print(model.scale.tolist())
     return model.scale.flatten().tolist()
@@ -127,13 +122,13 @@ assert launch(differ_in_a_buffer, 2) == [[0, 1, 2, 3, 4, 5]] * 2
 # %%
 # What to notice
 # --------------
-# * Parameters, frozen ones too, and buffers are those of rank 0; different seeds before the constructor do no harm.
-# * The optimizer's state is not copied, nor is what a module holds without registering it.
-# * A rank that differs raises before anything was copied to it.
-#   A rank that agrees with rank 0 is not told: it may finish its constructor and wait in the first collective after it.
-# * The check covers the parameters that require a gradient, by size and stride; it says nothing of buffers.
+# * Parameters (frozen ones too) and buffers are those of rank 0, so different seeds before the constructor do no harm.
+# * The optimizer's state is not copied, nor is anything that a module holds without registering it.
+# * A rank that differs raises before anything is copied to it.
+#   A rank that agrees with rank 0 gets no notice: it may finish its constructor and wait in the first collective after it.
+# * The check covers the parameters that require a gradient, by size and stride; it does not cover buffers.
 #
 # What this does not mean
 # -----------------------
-# Equal state at the start is no promise for later.
+# Equal state at the start does not guarantee equal state later.
 # After the constructor DDP never compares parameters again: a rank that changes a weight by hand stays different.

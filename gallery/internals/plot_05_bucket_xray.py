@@ -2,7 +2,7 @@
 Buckets under the X-ray
 =======================
 
-Which gradients travel together, and can you tell before you run?
+Which gradients travel together, and can you predict that before you run?
 This lab predicts DDP's buckets from the sizes of the parameters, and then reads them back.
 It serves :ref:`internals-buckets` and :ref:`internals-rebuild`.
 """
@@ -15,13 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
-from ddplab.labs.plotting import ACCENT, INK, subplots
 from ddplab.runtime.torch_private import ddp_facts
 
 # %%
 # Three models
 # ------------
-# A few large tensors, many small ones, and blocks whose modules are not registered in the order of their use.
+# A few large tensors, many small ones, and blocks whose modules are not registered in the order in which they are used.
 # ``nn.TransformerEncoderLayer`` registers both of its norms last, but uses one of them in the middle.
 
 
@@ -43,11 +42,11 @@ def transformer():
 # Read the buckets
 # ----------------
 # A communication hook sees every bucket as it is launched, with the parameters in it.
-# This one notes them by their place in the order of registration, and reduces as DDP would.
+# This one notes their positions in the order of registration, and reduces as DDP would.
 # Hooks on the parameters note the order in which gradients become ready.
 
 
-def worker(build, bucket_cap_mb, steps=2):
+def worker(build, bucket_cap_mb):
     torch.manual_seed(0)
     model, shape = build()
     ddp = DistributedDataParallel(model.to(device()), bucket_cap_mb=bucket_cap_mb)
@@ -58,18 +57,14 @@ def worker(build, bucket_cap_mb, steps=2):
         buckets[-1].append([place[parameter] for parameter in bucket.parameters()])
         return allreduce_hook(None, bucket)
 
-    def note_ready(parameter):
-        ready[-1].append(place[parameter])
-
     ddp.register_comm_hook(None, note_bucket)
     for parameter in place:
-        parameter.register_post_accumulate_grad_hook(note_ready)
-    for _ in range(steps):
+        parameter.register_post_accumulate_grad_hook(lambda p: ready[-1].append(place[p]))
+    for _ in range(3):
         ready.append([])
         buckets.append([])
         ddp(torch.randn(shape, device=device())).square().mean().backward()
-    sizes = [parameter.nbytes for parameter in place]
-    return sizes, ready, buckets
+    return [parameter.nbytes for parameter in place], ready, buckets, ddp_facts(ddp)
 
 
 # %%
@@ -77,7 +72,7 @@ def worker(build, bucket_cap_mb, steps=2):
 # ---------------------
 # At construction there is one bucket, in order of registration.
 # From the second iteration on, buckets are filled in the order of the first backward.
-# ``assign`` applies the rule: a bucket closes as soon as it holds its cap.
+# ``assign`` applies the rule: a bucket closes as soon as it reaches its cap.
 
 
 def predict(sizes, order, bucket_cap_mb):
@@ -90,7 +85,7 @@ def predict(sizes, order, bucket_cap_mb):
 print("model        tensors   MiB   cap in MiB   buckets   MiB in each, as launched")
 for build in (mlp, convnet, transformer):
     for cap in (None, 1, 4):
-        for sizes, ready, (first, second) in launch(worker, 2, build, cap, quiet=True):
+        for sizes, ready, (first, second, _), _ in launch(worker, 2, build, cap, quiet=True):
             assert first == [list(range(len(sizes)))]
             assert second == predict(sizes, ready[0], cap)
         mib = [sum(sizes[i] for i in bucket) / MIB for bucket in second]
@@ -105,7 +100,18 @@ for build in (mlp, convnet, transformer):
 # The number in a box, and its shade, is the layer that the tensor belongs to.
 
 CAP = 4
-sizes, ready, (first, second) = launch(worker, 2, transformer, CAP, quiet=True)[0]
+sizes, _, (first, second, _), log = launch(worker, 2, transformer, CAP, quiet=True)[0]
+in_each = [sum(sizes[i] for i in bucket) for bucket in second]
+record(unit="bucket", before=len(first))
+record(unit="buckets", after=len(second))
+record(unit="MiB", model=sum(sizes) / MIB, largest=max(in_each) / MIB)
+
+# %%
+# Above, the one bucket of the first iteration; below, those of the later ones, in the order in which they leave.
+
+# drawing
+from ddplab.labs.plotting import ACCENT, INK, label, subplots
+
 layers = [int(name.split(".")[1]) for name, _ in transformer()[0].named_parameters()]
 
 
@@ -116,7 +122,7 @@ def draw(ax, buckets):
             box, shade = sizes[i] / MIB, to_rgba(ACCENT, 0.08 + 0.1 * layers[i])
             ax.barh(row, box, 0.7, filled, color=shade, edgecolor=INK, lw=0.5)
             if box > 0.2:  # biases and norms are too thin for a number
-                ax.text(filled + 0.06, row, layers[i], va="center", fontsize=8.5)
+                label(ax, filled + 0.06, row, layers[i], ha="left")
             filled += box
     ax.set(ylabel="bucket", yticks=range(len(buckets)), ylim=(len(buckets) - 0.4, -0.6))
 
@@ -129,27 +135,12 @@ axes[1].set_title("Later: in the order in which gradients become ready")
 axes[1].axvline(CAP, color=INK, ls="--", lw=1)
 axes[1].text(CAP + 0.5, len(second) - 1, f"cap: {CAP} MiB", va="center")
 axes[1].set(xlabel="bytes in the bucket (MiB)")
-largest = max(sum(sizes[i] for i in bucket) for bucket in second)
-record(unit="bucket", before=len(first))
-record(unit="buckets", after=len(second))
-record(unit="MiB", model=sum(sizes) / MIB, largest=largest / MIB)
 
 # %%
 # DDP writes the same numbers into its log: the sizes at construction, and those after the rebuild.
 
-
-def logged(bucket_cap_mb):
-    model, shape = transformer()
-    ddp = DistributedDataParallel(model.to(device()), bucket_cap_mb=bucket_cap_mb)
-    for _ in range(3):
-        ddp(torch.randn(shape, device=device())).square().mean().backward()
-    return ddp_facts(ddp)
-
-
-log = launch(logged, 2, CAP, quiet=True)[0]
 for name in ("bucket_cap_bytes", "bucket_sizes", "rebuilt_bucket_sizes"):
     print(f"{name:22}{log[name]}")
-in_each = [sum(sizes[i] for i in bucket) for bucket in second]
 assert log["rebuilt_bucket_sizes"] == ", ".join(map(str, in_each))
 
 # %%
@@ -158,12 +149,12 @@ assert log["rebuilt_bucket_sizes"] == ", ".join(map(str, in_each))
 # * Before the rebuild (:measured:`bucket-xray.before`) there is nothing to overlap.
 #   The rebuild at the second forward makes :measured:`bucket-xray.after`.
 # * A bucket closes *after* the tensor that reaches the cap, so the largest holds :measured:`bucket-xray.largest:.2f`.
-# * With the default the first bucket closes at 1 MiB, so that communication starts early.
+# * By default the first bucket closes at 1 MiB, so that communication starts early.
 #   An explicit ``bucket_cap_mb`` gives that up: the first bucket has the same cap as all others.
-# * The convnet with a cap of 1 MiB ends in a bucket of a few hundred bytes: one bias, at the price of an all-reduce.
+# * The convnet with a cap of 1 MiB ends with a bucket of a few hundred bytes: one bias, at the cost of an all-reduce.
 # * The last layer fills the first bucket, because its gradients are ready first.
 #
 # What this does not mean
 # -----------------------
-# ``bucket_cap_mb`` is no upper bound: a tensor is never split, so an embedding of 200 MiB travels whole.
+# ``bucket_cap_mb`` is not an upper bound: a tensor is never split, so an embedding of 200 MiB travels whole.
 # Nor is one bucket per layer a goal; which cap is fastest depends on the link.

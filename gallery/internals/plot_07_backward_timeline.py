@@ -3,7 +3,7 @@ A backward pass, as a timeline
 ==============================
 
 When does each gradient become ready, when does its bucket start to travel, and when has it arrived?
-This lab stamps all three on every rank, for the first iteration and for a warm one, and draws them.
+This lab takes a time stamp of all three on every rank, for the first iteration and for a warm one, and draws them.
 It serves :ref:`internals-backward`.
 """
 
@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import INK, MUTED, RANK_COLORS, subplots
 from ddplab.runtime.clock import now, seconds, stamp
 
 LAYERS, WIDTH, BATCH, STEPS, RANKS = 8, 1024, 384, 6, 2  # 8 gradients of 4 MiB each
@@ -23,13 +22,9 @@ LAYERS, WIDTH, BATCH, STEPS, RANKS = 8, 1024, 384, 6, 2  # 8 gradients of 4 MiB 
 # %%
 # Three stamps
 # ------------
-# A ``stamp()`` is a clock reading on a CPU, and an event in the current stream on a GPU, where the host runs ahead; ``now()`` waits for all of them.
+# A ``stamp()`` is a clock reading on a CPU and an event in the current stream on a GPU, where the host runs ahead; ``now()`` waits for all of them.
 # *Ready* comes from a hook on each parameter, *launched* from a communication hook, *done* from its future.
 # The communication hook does what DDP does without one: it divides by the number of ranks and sums over them.
-
-
-def ms_between(start, end):
-    return 1e3 * seconds(start, end)
 
 
 def all_reduce_with_stamps(stamps, bucket):
@@ -46,7 +41,7 @@ def all_reduce_with_stamps(stamps, bucket):
 # %%
 # The worker
 # ----------
-# A plain copy of the model runs beside the stamped one, in turn, so that the cost of looking is measured too.
+# A plain copy of the model takes turns with the stamped one, so that the cost of observing is measured too.
 
 
 def build():
@@ -57,7 +52,7 @@ def build():
 
 def one_backward(ddp, batch):
     loss = ddp(batch).square().mean()
-    dist.barrier()  # so that the backward starts at the same moment everywhere
+    dist.barrier()  # so that the backward starts at the same moment on all ranks
     start = stamp()
     loss.backward()
     return start, stamp()
@@ -75,9 +70,11 @@ def worker():
         start, end = one_backward(stamped, batch)
         plain_span = one_backward(plain, batch)
         now()
-        plain_ms.append(ms_between(*plain_span))
-        timeline = {what: [ms_between(start, at) for at in stamps[what]] for what in stamps}
-        timelines.append({**timeline, "end": ms_between(start, end)})
+        plain_ms.append(1e3 * seconds(*plain_span))
+        stamps["end"] = [end]
+        timelines.append(
+            {k: [1e3 * seconds(start, at) for at in v] for k, v in stamps.items()}
+        )
     return timelines, plain_ms
 
 
@@ -94,15 +91,14 @@ middle = sorted(range(2, STEPS), key=lambda step: stamped[step]["end"])[(STEPS -
 print("rank 0         buckets   first launch   last gradient   backward returns   exposed")
 for name, step in (("iteration_0", 0), ("warm", middle)):
     seen = stamped[step]
-    first, last, end = seen["launched"][0], seen["ready"][-1], seen["end"]
+    first, last, (end,) = seen["launched"][0], seen["ready"][-1], seen["end"]
     times = f"{first:12.1f} ms{last:13.1f} ms{end:16.1f} ms{end - last:7.1f} ms"
     print(f"{name:11}{len(seen['launched']):11}{times}")
     record(unit="ms", **{f"{name}_first_launch": first, f"{name}_backward": end})
     record(unit="ms", **{f"{name}_exposed": end - last})
-
 for timelines, _ in ranks:
     first, warm = timelines[0], timelines[middle]
-    assert len(first["launched"]) == 1  # one bucket, and it starts behind the last gradient
+    assert len(first["launched"]) == 1  # one bucket, and it starts after the last gradient
     assert first["launched"][0] > first["ready"][-1]
     assert len(warm["launched"]) == LAYERS  # one bucket per layer, and the first starts early
     assert warm["launched"][0] < warm["ready"][1]
@@ -110,6 +106,9 @@ for timelines, _ in ranks:
 # %%
 # Each row is a gradient, in the order in which they became ready.
 # A dot marks the moment it was ready, the thin line its wait, and the bar its bucket on the way.
+
+# drawing
+from ddplab.labs.plotting import INK, MUTED, RANK_COLORS, subplots
 
 fig, axes = subplots(2, RANKS, height_in=4.6, sharex=True, sharey=True)
 for step, row in zip((0, middle), axes, strict=True):
@@ -124,7 +123,7 @@ for step, row in zip((0, middle), axes, strict=True):
             y, travels = (bucket + 0.5) * per_bucket - 0.5, seen["done"][bucket] - launched
             place = {"height": per_bucket - 0.3, "left": launched}
             ax.barh(y, travels, **place, color=RANK_COLORS[rank], alpha=0.75)
-        ax.axvline(seen["end"], color=INK, lw=1, ls="--")
+        ax.axvline(*seen["end"], color=INK, lw=1, ls="--")
         buckets = "a bucket each" if step else "one bucket"
         ax.set_title(f"rank {rank}, iteration {step}: {buckets}")
     row[0].set(ylabel="gradient, as ready", ylim=(LAYERS - 0.4, -0.6), yticks=range(LAYERS))
@@ -134,13 +133,12 @@ key = "dot: gradient ready · line: it waits · bar: its bucket travels · dashe
 fig.supxlabel(key, fontsize=9.5)
 
 # %%
-# What the looking changes
-# ------------------------
-# With a communication hook the division by the number of ranks is a pass of its own over the bucket.
-# Without one, DDP divides while it copies a gradient into the bucket.
+# What observing changes
+# ----------------------
+# With a communication hook, dividing by the number of ranks is a separate pass over the bucket; without one, DDP divides while it copies a gradient into the bucket.
 # The stamps also run Python in the autograd thread, and in the thread that communicates.
 
-with_ms = statistics.median(seen["end"] for seen in stamped[2:])
+with_ms = statistics.median(seen["end"][0] for seen in stamped[2:])
 without_ms = statistics.median(plain_ms[2:])
 record(unit="ms", with_stamps=with_ms, without_stamps=without_ms)
 print(f"backward on rank 0, median of {STEPS - 2} iterations:")
@@ -149,15 +147,12 @@ print(f"{with_ms:.1f} ms with stamps, {without_ms:.1f} ms without")
 # %%
 # What to notice
 # --------------
-# * In iteration 0 all gradients share one bucket, so nothing travels before the last gradient:
-#   the first launch comes after :measured:`backward-timeline.iteration_0_first_launch`, and
-#   :measured:`backward-timeline.iteration_0_exposed` are exposed.
-# * In the warm iteration the first bucket leaves after :measured:`backward-timeline.warm_first_launch`, while the
-#   other layers still compute, and :measured:`backward-timeline.warm_exposed` are exposed.
-# * A bucket is done on no rank before the slowest rank has launched it, so a bar also contains waiting for a peer.
+# * In iteration 0 all gradients share one bucket, so nothing travels before the last gradient: the first launch comes after :measured:`backward-timeline.iteration_0_first_launch`, and :measured:`backward-timeline.iteration_0_exposed` are exposed.
+# * In the warm iteration the first bucket leaves after :measured:`backward-timeline.warm_first_launch`, while the other layers still compute, and :measured:`backward-timeline.warm_exposed` are exposed.
+# * No rank finishes a bucket before the slowest rank has launched it, so a bar also contains waiting for a peer.
 #
 # What this does not mean
 # -----------------------
 # Overlap does not make communication free.
-# On CPU ranks it needs the cores that compute, so a gradient can become ready later than it would alone.
+# On CPU ranks it uses the cores that compute, so a gradient can become ready later than it would without communication.
 # The bars show when a bucket was launched and done, not when its bytes were on the wire.

@@ -4,16 +4,17 @@ When gradients synchronize
 
 Which line of a training step makes the ranks agree: the forward, the backward or ``optimizer.step()``?
 This lab stops after each of them, compares gradients and parameters between three ranks, and lists the collectives that were issued on the way.
-
 It serves :ref:`internals-sync-point`.
 """
 
 # %%
 # The state that is compared
 # --------------------------
-# Each rank trains on data of its own and takes four snapshots per step: after the forward, *while* backward runs, after it has returned, and after the step.
+# Each rank trains on its own data and takes four snapshots per step: after the forward, *while* backward runs, after it has returned, and after the step.
 # A hook on each parameter sees the local gradient before DDP reduces it: that is the snapshot from inside backward.
-# The snapshots are compared in the script, so that comparing issues no collective.
+# The script compares the snapshots, so comparing issues no collective.
+# The model has a single bucket, about 1 kB of gradients.
+# With ``synchronize=False`` the same loop runs under ``no_sync``, as a control: DDP then never reduces anything.
 
 import contextlib
 import itertools
@@ -25,19 +26,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, FAINT, MUTED, subplots
+from ddplab.labs.gaps import flat_gradients, flat_weights, gap
 from ddplab.runtime.torch_private import flight_records
 
 RANKS, STEPS = 3, 4
-
-
-def flat(tensors):
-    return torch.cat([t.detach().flatten().cpu() for t in tensors])
-
-
-# %%
-# The model has a single bucket, about 1 kB of gradients.
-# With ``synchronize=False`` the same loop runs under ``no_sync``, as a control: DDP then never reduces anything.
 
 
 def worker(synchronize):
@@ -49,37 +41,30 @@ def worker(synchronize):
     own_data = torch.Generator().manual_seed(dist.get_rank())
     local = {}
     for i, p in enumerate(parameters):
-        p.register_hook(lambda grad, i=i: local.update({i: grad.clone()}))
-
-    snapshots, issued = [], []
+        p.register_hook(lambda grad, i=i: local.update({i: grad.flatten().cpu()}))
+    snapshots, issued = [], []  # snapshots: (gradients, parameters)
     for _ in range(STEPS):
         x = torch.randn(32, 8, generator=own_data).to(device())
-        target = x.sum(dim=1, keepdim=True)
         seen = [len(flight_records())]
-
         with contextlib.nullcontext() if synchronize else model.no_sync():
-            loss = nn.functional.mse_loss(model(x), target)
-            snapshots.append((None, flat(parameters)))
+            loss = nn.functional.mse_loss(model(x), x.sum(dim=1, keepdim=True))
+            snapshots.append((None, flat_weights(model)))
             seen.append(len(flight_records()))
-
             loss.backward()
-            in_order = [local[i] for i in range(len(parameters))]
-            snapshots.append((flat(in_order), flat(parameters)))
-            snapshots.append((flat(p.grad for p in parameters), flat(parameters)))
+            in_order = torch.cat([local[i] for i in range(len(parameters))])
+            snapshots.append((in_order, flat_weights(model)))
+            snapshots.append((flat_gradients(model), flat_weights(model)))
             seen.append(len(flight_records()))
-
         optimizer.step()
-        snapshots.append((flat(p.grad for p in parameters), flat(parameters)))
+        snapshots.append((flat_gradients(model), flat_weights(model)))
         seen.append(len(flight_records()))
-
         optimizer.zero_grad()
         names = [entry.operation for entry in flight_records()]
         issued.append([names[a:b] for a, b in itertools.pairwise(seen)])
     return snapshots, issued
 
 
-synced = launch(worker, RANKS, True)
-control = launch(worker, RANKS, False)
+synced, control = launch(worker, RANKS, True), launch(worker, RANKS, False)
 
 # %%
 # What was issued
@@ -110,15 +95,9 @@ POINTS = ["after forward", "in backward", "after backward", "after step"]
 
 def gaps(results, which):
     """Gap at each of the points of each step; NaN where there is no gradient yet."""
-    found = []
-    for states in zip(*(snapshots for snapshots, _ in results), strict=True):
-        values = [state[which] for state in states]
-        if values[0] is None:
-            found.append(math.nan)
-        else:
-            low, high = torch.stack(values).aminmax(dim=0)
-            found.append((high - low).max().item())
-    return found
+    points = zip(*(snapshots for snapshots, _ in results), strict=True)
+    held = ([state[which] for state in states] for states in points)
+    return [math.nan if values[0] is None else gap(values) for values in held]
 
 
 gradient_gap, parameter_gap = gaps(synced, 0), gaps(synced, 1)
@@ -128,13 +107,16 @@ for i, point in enumerate(POINTS, start=4 * (STEPS - 1)):
     gradient = "no gradient" if math.isnan(gradient_gap[i]) else f"{gradient_gap[i]:.4f}"
     parameters = f"{parameter_gap[i]:13.4f}  {control_parameter_gap[i]:26.4f}"
     print(f"{point:14}  {gradient:>12}  {parameters}")
-assert not any(gap for i, gap in enumerate(gradient_gap) if i % 4 > 1)
+assert not any(apart for i, apart in enumerate(gradient_gap) if i % 4 > 1)
 assert not any(parameter_gap)
 record(in_backward=gradient_gap[-3], after_backward=gradient_gap[-2])
 record(after_step=parameter_gap[-1], without_sync=control_parameter_gap[-1])
 
 # %%
-# The same over all steps; the grey bands are the backwards.
+# The same over all steps; the gray bands are the backwards.
+
+# drawing
+from ddplab.labs.plotting import ACCENT, FAINT, MUTED, subplots
 
 fig, (top, bottom) = subplots(2, 1, height_in=4.2, sharex=True)
 x = [step + at for step in range(STEPS) for at in (0.3, 0.55, 0.8, 1.0)]
@@ -160,15 +142,12 @@ bottom.set_xlabel("training step")
 # %%
 # What to notice
 # --------------
-#
 # - The only all-reduce is in backward, and ``backward()`` does not return before the gradients are averaged: inside the last one they are :measured:`when-gradients-sync.in_backward:.2f` apart, after it :measured:`when-gradients-sync.after_backward`.
 # - ``optimizer.step()`` issues nothing.
 #   It keeps the replicas equal only because each rank applies the same update to the same state.
-# - The second forward broadcasts twice: rank 0 tells the others the rebuilt order of the buckets.
-#   It happens once.
+# - The second forward broadcasts twice, and only that one: rank 0 sends the others the rebuilt order of the buckets.
 #
 # What this does not mean
 # -----------------------
-#
 # That replicas stay equal whatever you do after backward: DDP never compares parameters again.
-# Whatever makes ``step`` differ between ranks (a clipping threshold, a learning rate, optimizer state restored on one rank) drifts without an error.
+# If anything makes ``step`` differ between ranks (a clipping threshold, a learning rate, optimizer state restored on one rank), they drift without an error.

@@ -5,7 +5,6 @@ What no_sync must enclose
 Which calls must ``model.no_sync()`` enclose to skip the all-reduce of a micro-batch?
 Much published code puts only ``backward()`` inside it.
 This lab tries every scope, and counts what is communicated.
-
 It serves :ref:`internals-no-sync`.
 """
 
@@ -14,6 +13,7 @@ It serves :ref:`internals-no-sync`.
 # --------------------------------------------
 # ``quiet(model, inside)`` is ``model.no_sync()`` or a context that does nothing.
 # The model has two buckets, so a synchronizing backward issues two all-reduces.
+# Two ordinary steps come first, so that the buckets have been rebuilt before anything is counted.
 
 import contextlib
 import copy
@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, MUTED, subplots
+from ddplab.labs.gaps import flat_gradients, gap
 from ddplab.runtime.torch_private import flight_records
 
 
@@ -48,14 +48,6 @@ def build():
     return net, DistributedDataParallel(copy.deepcopy(net), bucket_cap_mb=0.02)  # MiB
 
 
-def gradient(model):
-    return torch.cat([p.grad.flatten().cpu() for p in model.parameters()])
-
-
-# %%
-# Two ordinary steps come first, so that the buckets have been rebuilt before anything is counted.
-
-
 def one_step(around_forward, around_backward):
     _, model = build()
     *warm_up, x = batches(dist.get_rank(), 3)
@@ -68,43 +60,36 @@ def one_step(around_forward, around_backward):
         loss = model(x).square().mean()
     with quiet(model, around_backward):
         loss.backward()
-    return gradient(model), allreduces() - before
+    return flat_gradients(model), allreduces() - before
 
 
-SCOPES = {
-    "nothing": (False, False),
-    "backward only": (False, True),
-    "forward only": (True, False),
-    "both": (True, True),
-}
+SCOPES = {"nothing": (0, 0), "backward only": (0, 1), "forward only": (1, 0), "both": (1, 1)}
 gaps, counts = [], []
 print(f"{'no_sync around':15} all-reduces  gap between ranks")
 for scope, arounds in SCOPES.items():
     (first, issued), (second, _) = launch(one_step, 2, *arounds, quiet=True)
-    gaps.append((first - second).abs().max().item())
+    gaps.append(gap([first, second]))
     counts.append(issued)
     print(f"{scope:15} {issued:11}  {gaps[-1]:16.4f}")
-
 assert counts == [2, 2, 0, 0]
-assert [gap == 0 for gap in gaps] == [True, True, False, False]
+assert [apart == 0 for apart in gaps] == [True, True, False, False]
 record(backward_only_gap=gaps[1], forward_only_gap=gaps[2])
 record("all-reduces", backward_only=counts[1], forward_only=counts[2])
 
 # %%
-# The forward decides: it arms the reducer, or does not, and backward follows what the forward left.
+# The forward decides: it prepares the reducer or does not, and backward follows what the forward left.
 
-BESIDE = {"textcoords": "offset points", "va": "center"}
+# drawing
+from ddplab.labs.plotting import ACCENT, MUTED, name_rows, subplots
+
 fig, (left, right) = subplots(1, 2, height_in=2.3, sharey=True)
 for ax, values, form in ((left, counts, "{}"), (right, gaps, "{:.2f}")):
     ax.barh(range(4), values, color=[MUTED, MUTED, ACCENT, ACCENT], height=0.6)
     for row, value in enumerate(values):
-        ax.annotate(form.format(value), (value, row), (4, 0), **BESIDE)
+        ax.text(value, row, " " + form.format(value), va="center")
     ax.set_xlim(0, max(values) * 1.25)
-left.set_yticks(range(4), SCOPES)
-left.invert_yaxis()
-left.set_ylabel("no_sync around …")
-left.set_xticks([0, 1, 2])
-left.set_xlabel("all-reduces issued")
+name_rows(left, list(SCOPES))
+left.set(ylabel="no_sync around …", xticks=[0, 1, 2], xlabel="all-reduces issued")
 right.set_xlabel("gradient gap between the two ranks")
 left.set_title("The forward decides …")
 right.set_title("… whether the ranks agree")
@@ -131,39 +116,32 @@ def accumulate(variant):
                 loss = model(x).square().mean() / MICRO
                 with quiet(model, skip and variant == "backward only"):
                     loss.backward()
-    error = (gradient(model) - gradient(net)).abs().max().item()
-    return gradient(model), allreduces() - before, error
+    error = gap([flat_gradients(model), flat_gradients(net)])
+    return flat_gradients(model), allreduces() - before, error
 
 
-issued_by = {}
-EXPECTED = {
-    "no no_sync": 2 * MICRO,
-    "backward only": 2 * MICRO,
-    "forward and backward": 2,
-    "no_sync on every one": 0,
-}
+issued_by, EXPECTED = {}, {"no no_sync": 2 * MICRO, "backward only": 2 * MICRO}
+EXPECTED |= {"forward and backward": 2, "no_sync on every one": 0}
 print(f"{'accumulation':22} all-reduces per step  gap between ranks  error")
 for variant, expected in EXPECTED.items():
     (first, issued, error), (second, _, _) = launch(accumulate, 2, variant, quiet=True)
     issued_by[variant] = issued
-    gap = (first - second).abs().max().item()
-    print(f"{variant:22} {issued:20}  {gap:17.4f}  {error:.0e}")
+    apart = gap([first, second])
+    print(f"{variant:22} {issued:20}  {apart:17.4f}  {error:.0e}")
     assert issued == expected
-    assert (gap == 0 and error < 1e-6) == (variant != "no_sync on every one")
+    assert (apart == 0 and error < 1e-6) == (variant != "no_sync on every one")
 record("all-reduces", wrong_scope=issued_by["backward only"])
 record("all-reduces", right_scope=issued_by["forward and backward"])
 
 # %%
 # What to notice
 # --------------
-#
-# - Around backward only, ``no_sync`` does nothing: it issues :measured:`no-sync-scope.backward_only`, as without it.
+# - Around backward only, ``no_sync`` does nothing: the step issues :measured:`no-sync-scope.backward_only`, as without it.
 #   Around the forward only, it suppresses the synchronization, and the ranks are :measured:`no-sync-scope.forward_only_gap:.3f` apart.
-# - The wrong scope gives the *right* gradient: each micro-batch is averaged instead of their sum once.
-#   You pay :measured:`no-sync-scope.wrong_scope` per optimizer step instead of :measured:`no-sync-scope.right_scope`, and no loss curve says so.
+# - The wrong scope gives the *right* gradient: each micro-batch is averaged by itself, instead of their sum once.
+#   You pay :measured:`no-sync-scope.wrong_scope` per optimizer step instead of :measured:`no-sync-scope.right_scope`, and no loss curve shows it.
 # - If the last micro-batch is also inside ``no_sync``, nothing is reduced and the ranks drift without an error.
 #
 # What this does not mean
 # -----------------------
-#
-# That ``no_sync`` around the forward alone is a way to write it: enclose both, which is what the documentation asks for, and which holds whichever of the two looks at the flag in the version you run.
+# That ``no_sync`` around the forward alone is enough: enclose both, as the documentation asks, which works whichever of the two reads the flag in the version you run.

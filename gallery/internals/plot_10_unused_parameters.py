@@ -4,25 +4,24 @@ Unused parameters
 
 What happens to a bucket when one of its parameters takes no part in the loss, and what do the remedies cost?
 This lab lets it fail, and then tries ``find_unused_parameters=True`` and ``static_graph=True``.
-
 It serves :ref:`internals-unused`.
 """
 
 # %%
 # A model with two heads
 # ----------------------
-# A forward uses one of them; the other one's parameters are unused in that step.
-# ``PATTERNS`` says which head rank ``r`` uses in step ``s``.
+# ``TwoHeads`` is a linear trunk with linear heads ``a`` and ``b``; a forward uses one head, and the other one's parameters are unused in that step.
+# ``PATTERNS`` is which head a rank uses in a step.
+# The worker trains four steps and returns what each left behind, or where it stopped; ``local`` is what autograd produced on this rank, before any reduction.
 
 import textwrap
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import FAINT, MUTED, RANK_COLORS, subplots
+from ddplab.labs.heads import TwoHeads
 from ddplab.runtime.torch_private import flight_records
 
 PATTERNS = {
@@ -32,22 +31,8 @@ PATTERNS = {
 }
 
 
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
-
-    def forward(self, x, head):
-        return getattr(self, head)(self.trunk(x))
-
-
 def norm(gradient):
     return None if gradient is None else gradient.norm().item()
-
-
-# %%
-# The worker trains four steps and returns what each left behind, or where it stopped.
-# ``local`` is what autograd produced on this rank, before any reduction.
 
 
 def worker(pattern, options):
@@ -67,7 +52,7 @@ def worker(pattern, options):
             loss.backward()
         except RuntimeError as error:
             return steps, f"raises in {where} {step + 1}", str(error)
-        issued = [(entry.operation, entry.elements) for entry in flight_records()[before:]]
+        issued = [f"{e.operation} of {e.elements}" for e in flight_records()[before:]]
         held = {name: norm(p.grad) for name, p in names.items()}
         steps.append({"local": dict(local), "held": held, "issued": issued})
         model.zero_grad()
@@ -77,12 +62,11 @@ def worker(pattern, options):
 # %%
 # The default
 # -----------
-# Nothing goes wrong in the first step, as far as you can see; the error comes with the *second* forward.
+# Nothing visible goes wrong in the first step; the error comes with the *second* forward.
 # ``TORCH_DISTRIBUTED_DEBUG=INFO`` adds the names of the parameters.
 
 debug = {"TORCH_DISTRIBUTED_DEBUG": "INFO"}
-first, second = launch(worker, 2, "always head a", {}, env=debug)
-steps, where, message = first
+(steps, where, message), (others, *_) = launch(worker, 2, "always head a", {}, env=debug)
 print(f"rank 0 {where}:")
 for line in message.strip().splitlines():
     print(textwrap.fill(line.strip(), 88, initial_indent="  ", subsequent_indent="    "))
@@ -90,10 +74,10 @@ assert where == "raises in forward 2"
 assert "b.bias, b.weight" in message
 
 # %%
-# The step that raised nothing was already wrong.
+# The step that did not raise was already wrong.
 # All parameters share one bucket, the bucket waited for head b, and so nothing was reduced: each rank holds its own gradient.
 
-trunk = [result[0][0]["held"]["trunk.weight"] for result in (first, second)]
+trunk = [result[0]["held"]["trunk.weight"] for result in (steps, others)]
 print(f"first backward: {len(steps[0]['issued'])} collectives issued")
 print(f"norm of the trunk's gradient: rank 0 {trunk[0]:.4f}, rank 1 {trunk[1]:.4f}")
 assert not steps[0]["issued"]
@@ -104,11 +88,8 @@ assert trunk[0] != trunk[1]
 # ------------
 # Three patterns against three settings; then the all-reduces that a warm step issues, with their sizes in elements.
 
-OPTIONS = {
-    "default": {},
-    "find_unused_parameters": {"find_unused_parameters": True},
-    "static_graph": {"static_graph": True},
-}
+OPTIONS = {"default": {}}
+OPTIONS |= {name: {name: True} for name in ("find_unused_parameters", "static_graph")}
 results = {}
 print(f"{'':20}" + "".join(f"{option:24}" for option in OPTIONS).rstrip())
 for pattern in PATTERNS:
@@ -116,20 +97,18 @@ for pattern in PATTERNS:
         results[pattern, option] = launch(worker, 2, pattern, arguments, quiet=True)[0]
     ends = [results[pattern, option][1] for option in OPTIONS]
     print(f"{pattern:20}" + "".join(f"{end:24}" for end in ends).rstrip())
-    assert ends[0].startswith("raises in forward 2")
-    assert ends[1] == "runs"
-    assert ends[2] == ("raises in backward 2" if pattern == "a, then b, in turn" else "runs")
+    last = "raises in backward 2" if pattern == "a, then b, in turn" else "runs"
+    assert ends == ["raises in forward 2", "runs", last]
 
 # %%
-# What they issue: ``find_unused_parameters`` adds one all-reduce to *each* backward, of a map with one number per parameter, which tells all ranks what was used anywhere.
+# What they issue: ``find_unused_parameters`` adds one all-reduce to *each* backward, of a map with one number per parameter that shows what any rank used.
 # ``static_graph`` adds it to the first backward only, and then rebuilds its buckets, one step later than usual.
 
 for option in ("find_unused_parameters", "static_graph"):
     print(option)
     for step, state in enumerate(results["always head a", option][0]):
-        issued = [f"{operation} of {count}" for operation, count in state["issued"]]
-        print(f"  step {step}: {', '.join(issued)}")
-    in_warm_step = len(issued)
+        print(f"  step {step}: {', '.join(state['issued'])}")
+    in_warm_step = len(state["issued"])
     assert in_warm_step == {"find_unused_parameters": 2, "static_graph": 1}[option]
     record("all-reduces", **{option.removesuffix("_parameters"): in_warm_step})
 
@@ -137,24 +116,9 @@ for option in ("find_unused_parameters", "static_graph"):
 # What an unused parameter receives
 # ---------------------------------
 # With one head per rank, head a is used on rank 0 only, and head b on rank 1 only.
-# The bars are norms of gradients: before the reduction on each rank, and after it (equal on both ranks).
 
 both = launch(worker, 2, "a head per rank", OPTIONS["find_unused_parameters"], quiet=True)
 ranks = [steps[0] for steps, _, _ in both]
-ticks = {}
-fig, ax = subplots(height_in=2.7)
-for i, name in enumerate(("trunk.weight", "a.weight", "b.weight")):
-    bars = [state["local"].get(name) for state in ranks] + [ranks[0]["held"][name]]
-    looks = (RANK_COLORS[0], ""), (RANK_COLORS[1], "//"), (MUTED, "..")
-    for x, value, (color, hatch) in zip((i - 0.27, i, i + 0.27), bars, looks, strict=True):
-        ax.bar(x, value or 0, 0.25, color=color, hatch=hatch, edgecolor=FAINT, lw=0)
-        label = "none" if value is None else f"{value:.2f}"
-        ax.text(x, value or 0, label, ha="center", va="bottom", fontsize=8.5)
-    ticks |= {i - 0.27: "rank 0", i: f"rank 1\n\n{name}", i + 0.27: "after"}
-ax.set_xticks(list(ticks), ticks.values(), fontsize=9)
-ax.set(ylabel="norm of the gradient", ylim=(0, 1.12 * ax.get_ylim()[1]))
-ax.set_title("A rank that did not use a parameter counts as zero in its mean")
-
 for name in ("a.weight", "b.weight"):
     used = next(state["local"][name] for state in ranks if name in state["local"])
     assert all(abs(state["held"][name] - used / 2) < 1e-6 for state in ranks)
@@ -163,15 +127,32 @@ print(f"used on one rank of two: half of that rank's gradient; used on no rank: 
 assert unused is None
 
 # %%
+# The bars are norms of gradients: before the reduction on each rank, and after it (equal on both ranks).
+
+# drawing
+from ddplab.labs.plotting import FAINT, MUTED, RANK_COLORS, label, subplots
+
+ticks = {}
+fig, ax = subplots(height_in=2.7)
+for i, name in enumerate(("trunk.weight", "a.weight", "b.weight")):
+    bars = [state["local"].get(name) for state in ranks] + [ranks[0]["held"][name]]
+    looks = (RANK_COLORS[0], ""), (RANK_COLORS[1], "//"), (MUTED, "..")
+    for x, value, (color, hatch) in zip((i - 0.27, i, i + 0.27), bars, looks, strict=True):
+        ax.bar(x, value or 0, 0.25, color=color, hatch=hatch, edgecolor=FAINT, lw=0)
+        label(ax, x, value or 0, "none" if value is None else f"{value:.2f}", va="bottom")
+    ticks |= {i - 0.27: "rank 0", i: f"rank 1\n\n{name}", i + 0.27: "after"}
+ax.set_xticks(list(ticks), ticks.values(), fontsize=9)
+ax.set(ylabel="norm of the gradient", ylim=(0, 1.12 * ax.get_ylim()[1]))
+ax.set_title("A rank that did not use a parameter counts as zero in its mean")
+
+# %%
 # What to notice
 # --------------
-#
-# - The error names the second forward, the fault is in the first backward, and a step taken between them has already moved the ranks apart.
+# - The error names the second forward, the fault is in the first backward, and a step taken between them has already made the ranks diverge.
 # - With ``find_unused_parameters=True`` a locally unused parameter gets the mean with a zero from this rank; one that no rank used keeps ``grad = None``, so that the optimizer leaves it alone.
 # - ``static_graph=True`` is cheaper (:measured:`unused-parameters.static_graph` in a warm step, not :measured:`unused-parameters.find_unused`), as long as each rank uses the same parameters in every step.
 #   They need not be the same on all ranks.
 #
 # What this does not mean
 # -----------------------
-#
-# That every unused parameter must be searched for: one that no step uses is better frozen (``requires_grad_(False)``) before DDP is constructed.
+# That DDP must search for every unused parameter: one that no step uses is better frozen (``requires_grad_(False)``) before DDP is constructed.

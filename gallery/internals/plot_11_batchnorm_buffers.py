@@ -4,13 +4,12 @@ BatchNorm buffers
 
 When does DDP copy BatchNorm's running statistics, and whose survive?
 Parameters agree on all ranks because gradients do; buffers have no gradient, so DDP copies them from rank 0.
-
 It serves :ref:`internals-buffers`.
 """
 
 # %%
 # The state that is compared is one number per rank: the running mean of a BatchNorm over one feature.
-# Rank 0's data have mean 1 and rank 1's have mean 3, so that the mean over all data is 2.
+# Rank 0's data has mean 1 and rank 1's has mean 3, so the mean over all data is 2.
 # A forward pre-hook on the BatchNorm reads the buffer after DDP's own work at the start of a forward.
 
 import contextlib
@@ -23,7 +22,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
-from ddplab.labs.plotting import MUTED, RANK_COLORS, subplots
 
 # torch 2.13 renamed the switch; the old name still works there, with a warning.
 RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -40,15 +38,13 @@ def worker(options, kinds):
     net[0].register_forward_pre_hook(lambda *_: seen.append(running_mean.item()))
     for kind in kinds:
         x = (torch.randn(256, 1) + 1 + 2 * rank).to(device())
+        model.train(kind != "eval")
         if kind in ("eval", "no_grad"):
-            model.train(kind != "eval")
             with torch.no_grad():
                 model(x)
-            model.train()
         else:
             with model.no_sync() if kind == "no_sync" else contextlib.nullcontext():
-                loss = model(x).square().mean()
-                loss.backward()
+                model(x).square().mean().backward()
             if kind == "train":
                 optimizer.step()
                 optimizer.zero_grad()
@@ -59,7 +55,7 @@ def worker(options, kinds):
 # %%
 # Eight training steps
 # --------------------
-# As DDP does it by default, and with the synchronization of buffers switched off.
+# With DDP's defaults, and with the synchronization of buffers switched off.
 
 STEPS = 8
 default = launch(worker, 2, {}, ["train"] * STEPS)
@@ -75,7 +71,10 @@ assert all(a != b for a, b in zip(default[0][1::2], default[1][1::2], strict=Tru
 record(rank_0=default[0][-1], rank_1=default[1][-1], rank_1_off=off[1][-1])
 
 # %%
-# Read the left panel as a zigzag: in each forward rank 1 takes a step towards its own mean, and the next forward throws that step away.
+# The left panel is a zigzag: in each forward rank 1 takes a step toward its own mean, and the next forward discards that step.
+
+# drawing
+from ddplab.labs.plotting import MUTED, RANK_COLORS, subplots
 
 fig, axes = subplots(1, 2, height_in=3.0, sharey=True)
 at = [step + shift for step in range(STEPS) for shift in (0.05, 0.95)]
@@ -97,7 +96,7 @@ axes[0].set_ylabel("running mean")
 # Not every forward copies
 # ------------------------
 # After a forward under ``no_sync`` or ``torch.no_grad()``, the *next* forward copies no buffers.
-# ``no_grad`` here is a forward in training mode, as one does to recompute running statistics; ``eval`` changes no buffer.
+# ``no_grad`` here is a forward in training mode, as used to recompute running statistics; ``eval`` changes no buffer.
 
 KINDS = ["train", *["no_sync"] * 2, *["train"] * 2, "no_grad", *["train"] * 2, "eval", "train"]
 first, second = launch(worker, 2, {}, KINDS)
@@ -111,7 +110,7 @@ assert [i for i, equal in enumerate(starts) if not equal] == [2, 3, 6]
 # %%
 # At construction
 # ---------------
-# Each rank sets its buffer to its own number before it wraps the model.
+# Each rank sets its buffer to its own rank before it wraps the model.
 
 
 def construct(options):
@@ -135,7 +134,7 @@ for options in [{}, {"broadcast_buffers": False}, *([{SWITCH: False}] if RENAMED
 # %%
 # SyncBatchNorm
 # -------------
-# It computes the statistics over all ranks inside the forward, so that buffers agree by themselves; in training it accepts GPU tensors only.
+# It computes the statistics over all ranks inside the forward, so buffers agree without a copy; in training it accepts GPU tensors only.
 
 try:
     launch(lambda: nn.SyncBatchNorm(1)(torch.randn(8, 1)), 2, quiet=True)
@@ -147,7 +146,6 @@ assert "expected input tensor to be on GPU" in refusal
 # %%
 # What to notice
 # --------------
-#
 # - Buffers differ between the end of a forward and the start of the next one: a checkpoint or an evaluation *without* DDP's forward sees this rank's own statistics.
 # - The copy is rank 0's, not a mean.
 #   Rank 0 ends at :measured:`batchnorm-buffers.rank_0:.2f`, near the mean of its own data; what rank 1 saw never enters the running statistics.
@@ -155,5 +153,4 @@ assert "expected input tensor to be on GPU" in refusal
 #
 # What this does not mean
 # -----------------------
-#
 # That the copy makes training use equal statistics: in training mode each rank normalizes with the statistics of its own batch, whatever the buffers hold.

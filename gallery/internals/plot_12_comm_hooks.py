@@ -4,13 +4,12 @@ Communication hooks
 
 What may a function of yours do in place of a bucket's all-reduce, and what does compression cost in accuracy?
 This lab writes a communication hook that only records and one that compresses by hand, and makes the usual mistakes.
-
 It serves :ref:`internals-hooks`.
 """
 
 # %%
 # A hook gets its state and a bucket, and returns a future of a tensor as long as the bucket's buffer.
-# DDP does not divide when a hook is registered: the mean is the hook's business.
+# DDP does not divide when a hook is registered: the hook computes the mean.
 
 import textwrap
 
@@ -20,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
-from ddplab.labs.plotting import ACCENT, INK, MUTED, subplots
+from ddplab.labs.gaps import flat_gradients
 
 
 def averaged(tensor):
@@ -30,9 +29,9 @@ def averaged(tensor):
 
 
 def record_buckets(calls, bucket):
-    buffer, parameters = bucket.buffer(), bucket.parameters()
-    calls.append((bucket.index(), buffer.numel(), len(parameters), bucket.is_last()))
-    return averaged(buffer)
+    elements, parameters = bucket.buffer().numel(), len(bucket.parameters())
+    calls.append((bucket.index(), elements, parameters, bucket.is_last()))
+    return averaged(bucket.buffer())
 
 
 def compress(dtype, bucket):
@@ -51,15 +50,14 @@ def compress(dtype, bucket):
 def train(hook, state, steps):
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Sigmoid())]
-    net = nn.Sequential(*layers).to(device())
-    model = DistributedDataParallel(net, bucket_cap_mb=0.03)  # MiB
+    model = DistributedDataParallel(nn.Sequential(*layers).to(device()), bucket_cap_mb=0.03)
     if hook is not None:
         model.register_comm_hook(state, hook)
     torch.manual_seed(dist.get_rank() + 1)
     for _ in range(steps):
         model.zero_grad()
         model(torch.randn(16, 64).to(device())).square().mean().backward()
-    return torch.cat([p.grad.flatten().cpu() for p in model.parameters()]), state
+    return flat_gradients(model), state
 
 
 exact, _ = launch(train, 2, None, None, 2, quiet=True)[0]
@@ -94,8 +92,11 @@ for dtype in (torch.float16, torch.bfloat16):
 print(f"{'float32':10} {exact.numel() * 4:25}  {0:21}  {0:11.1%}")
 
 # %%
-# Elements are grouped by the magnitude of their exact gradient, half a decade to a group.
-# A line is the median error of a group, the band holds eight of ten of its elements.
+# Elements are grouped by the magnitude of their exact gradient, half a decade per group.
+# A line is the median error of a group; the band contains eight of ten of its elements.
+
+# drawing
+from ddplab.labs.plotting import ACCENT, INK, MUTED, subplots
 
 fig, ax = subplots(height_in=3.2)
 group = (2 * exact.abs().log10()).floor()
@@ -113,7 +114,7 @@ ax.set(xscale="log", yscale="log", ylabel="relative error", xlabel="exact gradie
 ax.set_xlim(right=ax.get_xlim()[1] * 5)
 ax.axvline(2**-14, color=MUTED, lw=1, ls=":")
 ax.text(2**-14, 1, " smallest normal float16", fontsize=8.5, va="center")
-ax.set_title("bfloat16 errs much alike everywhere, float16 loses small gradients")
+ax.set_title("bfloat16's error is similar everywhere, float16 loses small gradients")
 
 # %%
 # The usual mistakes
@@ -121,51 +122,42 @@ ax.set_title("bfloat16 errs much alike everywhere, float16 loses small gradients
 # The first two are caught at registration, because DDP reads the hook's signature; the others appear in backward, or never.
 
 
-def second_argument_renamed(state, grad_bucket):
-    return averaged(grad_bucket.buffer())
+def mistakes():
+    def second_argument_renamed(state, grad_bucket):
+        return averaged(grad_bucket.buffer())
+
+    def other_annotation(state, bucket) -> torch.Tensor:
+        return averaged(bucket.buffer())
+
+    def returns_a_tensor(state, bucket):
+        return averaged(bucket.buffer()).wait()
+
+    def returns_nothing(state, bucket):
+        averaged(bucket.buffer()).wait()
+
+    def forgets_to_divide(state, bucket):
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    return locals()
 
 
-def other_annotation(state, bucket) -> torch.Tensor:
-    return averaged(bucket.buffer())
-
-
-def returns_a_tensor(state, bucket):
-    return averaged(bucket.buffer()).wait()
-
-
-def returns_nothing(state, bucket):
-    averaged(bucket.buffer()).wait()
-
-
-def forgets_to_divide(state, bucket):
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
-
-
-def outcome(hook):
+for name, hook in mistakes().items():
     try:
         gradient, _ = launch(train, 2, hook, None, 1, quiet=True)[0]
+        outcome = f"no error; gradient is {gradient.norm() / once.norm():.2f} times the mean"
     except LaunchError as error:
-        return str(error).splitlines()[-1].removeprefix(f"rank {error.rank} ")
-    return f"no error; gradient is {gradient.norm() / once.norm():.2f} times the mean"
-
-
-caught = second_argument_renamed, other_annotation, returns_a_tensor, returns_nothing
-for hook in (*caught, forgets_to_divide):
-    print(f"{hook.__name__}:")
-    print(textwrap.fill(outcome(hook), 88, initial_indent="    ", subsequent_indent="      "))
+        outcome = str(error).splitlines()[-1].removeprefix(f"rank {error.rank} ")
+    print(f"{name}:\n{textwrap.indent(textwrap.fill(outcome, 84), '    ')}")
 
 # %%
 # What to notice
 # --------------
-#
 # - The hook is called once per bucket, and what its future holds becomes the gradient: forget to divide, and every gradient is the sum.
-# - Half the bytes cost accuracy in different ways.
+# - The two half-size types lose accuracy in different ways.
 #   ``bfloat16`` loses digits everywhere, and most where the ranks' gradients nearly cancel (the far left); ``float16`` keeps more digits, until it turns :measured:`comm-hooks.float16_zero:.0f` of these gradients into zero.
-# - A misnamed argument is a ``KeyError: 'bucket'`` with nothing else; a hook without a ``return`` ends torch 2.13 with a segmentation fault.
+# - A misnamed argument gives a bare ``KeyError: 'bucket'``; a hook without a ``return`` crashes torch 2.13 with a segmentation fault.
 #
 # What this does not mean
 # -----------------------
-#
-# That compression makes your training faster: casting costs time too, and only a link slower than the casts repays it.
-# Not measured here.
+# That compression makes your training faster: casting costs time too, and it pays off only on a link that is slower than the casts (not measured here).

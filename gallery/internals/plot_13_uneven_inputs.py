@@ -3,8 +3,7 @@ Uneven inputs and join
 ======================
 
 What do the other ranks do when one runs out of data, and what does ``model.join()`` change?
-This lab shows the wait, then the same loop under ``join``, and reads off what the gradients are divided by.
-
+This lab shows the wait, then the same loop under ``join``, and finds out what the gradients are divided by.
 It serves :ref:`internals-join`.
 """
 
@@ -22,14 +21,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import FAINT, RANK_COLORS, subplots
 from ddplab.runtime.torch_private import flight_records
 
 BATCHES = [2, 4]
 
 
 def worker(batches, join, group_timeout_s):
-    # On every machine a gloo group, whose timeout raises; NCCL's would end the process.
+    # A gloo group on every machine, because its timeout raises; NCCL's would end the process.
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=group_timeout_s))
     layer = nn.Linear(1, 1, bias=False).to(device())
     model, weight = DistributedDataParallel(layer, process_group=group), layer.weight
@@ -75,8 +73,8 @@ assert len(alone[1]["gradients"]) == 2
 # %%
 # With join
 # ---------
-# A rank that leaves the block early shadows the others: it contributes zeros to each all-reduce until all have left.
-# Its weight stays behind meanwhile; at the end, the rank that left last broadcasts the model.
+# A rank that leaves the block early *shadows* the others: it contributes zeros to each all-reduce until all have left.
+# Meanwhile its weight falls behind; at the end, the rank that left last broadcasts the model.
 
 joined = launch(worker, 2, BATCHES, {}, 20.0)
 show(joined)
@@ -100,26 +98,25 @@ assert fewer[1]["gradients"] == [1.0] * 4
 # %%
 # Each square is a batch, and the number in it the gradient that came out.
 
+# drawing
+from ddplab.labs.plotting import FAINT, RANK_COLORS, label, name_rows, subplots
+
 fig, axes = subplots(3, 1, height_in=3.9, sharex=True)
-titles = (
-    "Without join: rank 1 waits, then fails",
-    "join(): divided by 2",
-    "join(divide_by_initial_world_size=False): divided by the ranks that are left",
-)
-centred = {"ha": "center", "va": "center"}
+titles = ["Without join: rank 1 waits, then fails", "join(): divided by 2"]
+titles += ["join(divide_by_initial_world_size=False): divided by the ranks that are left"]
 for ax, results, title in zip(axes, (alone, joined, fewer), titles, strict=True):
     for rank, r in enumerate(results):
         for i, gradient in enumerate(r["gradients"]):
             ax.barh(rank, 0.9, 0.7, i + 0.05, color=RANK_COLORS[rank])
-            ax.text(i + 0.5, rank, f"{gradient:.1f}", color=FAINT, weight="bold", **centred)
+            look = {"color": FAINT, "weight": "bold", "fontsize": 9.5}
+            label(ax, i + 0.5, rank, f"{gradient:.1f}", **look)
         for i in range(len(r["gradients"]), max(BATCHES) if results is not alone else 0):
             shadow = {"color": "none", "edgecolor": RANK_COLORS[rank], "ls": "--"}
             ax.barh(rank, 0.9, 0.7, i + 0.05, **shadow)
-            ax.text(i + 0.5, rank, "shadows", fontsize=8.5, **centred)
+            label(ax, i + 0.5, rank, "shadows")
         if r["error"]:
             ax.text(len(r["gradients"]) + 0.05, rank, "timed out", va="center")
-    ax.set_yticks([0, 1], ["rank 0", "rank 1"])
-    ax.set_ylim(1.5, -0.5)
+    name_rows(ax, ["rank 0", "rank 1"])
     ax.set_title(title)
 axes[-1].set_xticks([i + 0.5 for i in range(4)], [f"batch {i}" for i in range(4)])
 
@@ -136,8 +133,8 @@ record("all-reduces", extra_per_step=extra)
 assert extra == 2
 
 # %%
-# Or stop together
-# ----------------
+# Or end together
+# ---------------
 # ``throw_on_early_termination=True`` makes all ranks raise as soon as one has run out.
 
 together = launch(worker, 2, BATCHES, {"throw_on_early_termination": True}, 20.0)
@@ -148,13 +145,11 @@ for rank, r in enumerate(together):
 # %%
 # What to notice
 # --------------
-#
-# - Under ``join`` each step issues :measured:`uneven-inputs.extra_per_step` more, of one element each: who still has data, and will backward synchronize.
+# - Under ``join`` each step issues :measured:`uneven-inputs.extra_per_step` more, of one element each: which ranks still have data, and whether backward will synchronize.
 # - A rank that has left makes no optimizer steps.
-#   Only the final broadcast brings its model up to date, and that covers the model alone: its optimizer state, scheduler and step counter stay behind.
+#   Only the final broadcast brings its model up to date, and that covers the model alone: its optimizer state, scheduler and step counter fall behind.
 #
 # What this does not mean
 # -----------------------
-#
 # That ``join`` shadows everything: it knows DDP's own collectives only.
 # A SyncBatchNorm, a metric that you reduce yourself or a barrier in the loop still waits.

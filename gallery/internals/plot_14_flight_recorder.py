@@ -21,7 +21,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, subplots
 from ddplab.runtime.torch_private import flight_records
 
 
@@ -37,7 +36,7 @@ recorded = launch(two_steps, 2, env={"TORCH_FR_BUFFER_SIZE": "2000"})
 
 # %%
 # An entry has the collective's number within its process group, its size, and the Python frames that led to it.
-# The frames tell the phase, and the innermost one tells the reason.
+# The frames show the phase, and the innermost one shows the reason.
 
 PHASES = {"__init__": "constructor", "_pre_forward": "forward"}
 REASONS = {
@@ -69,6 +68,12 @@ assert first == second
 phases = [explain(entry)[0] for entry in recorded[0]]
 record("collectives", constructor=phases.count("constructor"), total=len(phases))
 
+# %%
+# The same log as a picture: filled bars are all-reduces, hatched ones broadcasts and all-gathers.
+
+# drawing
+from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, label, name_rows, subplots
+
 GRADIENTS, OTHER = {"color": ACCENT}, {"color": "none", "edgecolor": MUTED, "hatch": "///"}
 BESIDE = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 8.5}
 fig, ax = subplots(height_in=3.9)
@@ -89,7 +94,7 @@ ax.set_title("All that DDP sends: constructor and two steps, in order")
 # %%
 # A hang
 # ------
-# Now a bug that many teams meet: the mean loss is an all-reduce, and only rank 0 logs.
+# Now a common bug: the mean loss is an all-reduce, and only rank 0 logs.
 # Rank 0 waits in its fourth collective for a rank that never comes.
 # Here the group's timeout is 2 s, and the worker reads its recorder when the time is up.
 
@@ -116,13 +121,11 @@ def only_rank_zero_logs():
 logs = launch(only_rank_zero_logs, 2)
 
 # %%
-# The last number of each rank says who is missing, and the frames of the other say where it waits.
-
-MINE = ("train_step", "log_mean_loss")
+# The last number of each rank shows who is missing, and the frames of the other rank show where it waits.
 
 for rank, log in enumerate(logs):
     last = log[-1]
-    function = next(function for function, _file, _line in last.frames if function in MINE)
+    function = next(f for f, *_ in last.frames if f in ("train_step", "log_mean_loss"))
     what = f"{last.operation} of {last.elements:,} in {function}"
     print(f"rank {rank} came to #{last.number}: {what}")
 numbers = [log[-1].number for log in logs]
@@ -133,33 +136,30 @@ assert numbers == [4, 3]
 # %%
 # The two logs below each other.
 
-INSIDE = {"ha": "center", "va": "center", "fontsize": 8.5}
+# drawing
 fig, ax = subplots(height_in=1.5)
 for rank, log in enumerate(logs):
     for entry in log:
         ax.barh(rank, 0.9, 0.7, entry.number - 0.45, color=RANK_COLORS[rank], alpha=0.4)
-        ax.text(entry.number, rank, f"all_reduce of {entry.elements:,}", **INSIDE)
+        label(ax, entry.number, rank, f"all_reduce of {entry.elements:,}")
 ax.barh(behind, 0.9, 0.7, max(numbers) - 0.45, color="none", edgecolor=INK, linestyle="--")
-ax.text(max(numbers), behind, "never issued", **INSIDE)
-ax.set_yticks([0, 1], ["rank 0", "rank 1"])
-ax.set(xticks=range(1, 5), ylim=(1.5, -0.5), xlim=(0.5, 4.5))
+label(ax, max(numbers), behind, "never issued")
+name_rows(ax, ["rank 0", "rank 1"])
+ax.set(xticks=range(1, 5), xlim=(0.5, 4.5))
 ax.set_xlabel("number of the collective in its process group; elements in each box")
 ax.set_title("The last number per rank shows who is missing")
 
 # %%
 # What to notice
 # --------------
-#
-# * The constructor issues :measured:`flight-recorder.constructor`: two ask whether the models are alike,
-#   the others copy rank 0's state, one broadcast per dtype.
+# * The constructor issues :measured:`flight-recorder.constructor`: two ask whether the models are alike, the others copy rank 0's state, one broadcast per dtype.
 # * The first backward sends all gradients as one bucket; from the second on it is one all-reduce per bucket.
 #   The second forward first broadcasts rank 0's new layout: the index of each parameter, then the size of each bucket.
 # * The loss, the optimizer and ``zero_grad`` do not appear: they send nothing.
 # * The numbers count per process group: compare ranks within one group.
-#   NCCL's watchdog can write the log to a file when a collective times out; on gloo you read it yourself, as here.
+#   NCCL's watchdog can write the log to a file when a collective times out; on gloo you read it yourself, as above.
 #
 # What this does not mean
 # -----------------------
-#
-# A recorded collective was issued; it need not have finished.
+# A recorded collective was issued, but has not necessarily finished.
 # On gloo the entry's own state never leaves "scheduled" (torch 2.13), so compare numbers between ranks.

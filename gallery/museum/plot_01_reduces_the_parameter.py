@@ -2,8 +2,8 @@
 A hook that averages the parameter
 ==================================
 
-Whoever writes data parallelism by hand gives every parameter a hook that is called when its gradient is there.
-The hook receives the parameter, and averaging what it receives looks like the point: equal weights on all ranks.
+Hand-written data parallelism gives every parameter a hook that is called when its gradient is ready.
+The hook receives the parameter, and averaging what it receives looks right: equal weights on all ranks.
 It serves :ref:`museum`.
 """
 
@@ -89,5 +89,5 @@ record(loss_wrong=losses["wrong"], loss_fixed=losses["fixed"])
 # How you would have noticed
 # --------------------------
 # Compare a checksum of the weights over ranks every hundred steps or so, *after* ``optimizer.step()``.
-# After ``backward()`` the wrong hook has just made them equal, and the same check finds nothing there.
-# The loss would not have told you: after 40 steps it is :measured:`reduces-the-parameter.loss_wrong:.3f`, and :measured:`reduces-the-parameter.loss_fixed:.3f` when fixed.
+# After ``backward()`` the wrong hook has just made them equal, so the same check finds nothing there.
+# The loss would not have shown it: after 40 steps it is :measured:`reduces-the-parameter.loss_wrong:.3f`, and :measured:`reduces-the-parameter.loss_fixed:.3f` when fixed.

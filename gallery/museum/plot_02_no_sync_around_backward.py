@@ -2,13 +2,13 @@
 A no_sync around the backward only
 ==================================
 
-Whoever accumulates gradients over micro-batches knows that the all-reduce happens in ``backward()``.
-So ``no_sync`` goes around ``backward()``, the forward stays outside, and the numbers come out right.
+When you accumulate gradients over micro-batches, you know that the all-reduce happens in ``backward()``.
+So you put ``no_sync`` around ``backward()``, leave the forward outside, and get the right numbers.
 It serves :ref:`museum`.
 """
 
 # %%
-# The two functions differ in one line: where the forward stands.
+# The two functions differ in one line: where the forward is.
 
 import contextlib
 
@@ -75,8 +75,8 @@ record(apart=apart)
 # %%
 # The fix
 # -------
-# Put the forward inside, too.
-# ``no_sync`` sets a flag that DDP reads at the end of the *forward*; when ``backward()`` runs, it has been decided that gradients are reduced.
+# Put the forward inside as well.
+# ``no_sync`` sets a flag that DDP reads at the end of the *forward*; when ``backward()`` runs, DDP has already decided that gradients are reduced.
 #
 # How you would have noticed
 # --------------------------

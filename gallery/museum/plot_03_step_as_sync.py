@@ -2,8 +2,8 @@
 The optimizer step taken for the sync
 =====================================
 
-One can read that ranks synchronize in ``optimizer.step()``.
-Whoever believes it accumulates *all* micro-batches under ``no_sync`` and lets the step do the rest.
+Some texts claim that ranks synchronize in ``optimizer.step()``.
+If you believe that, you accumulate *all* micro-batches under ``no_sync`` and let the step do the rest.
 It serves :ref:`museum`.
 """
 
@@ -55,7 +55,7 @@ def train(one_step):
         one_step(model, optimizer, batches)
         weights.append(flat_weights(model))
     issued = sum(entry.operation == "all_reduce" for entry in flight_records()) // STEPS
-    with torch.no_grad():  # the loss that this rank logs, and the loss on everybody's data
+    with torch.no_grad():  # the loss that this rank logs, and the loss on all ranks' data
         own, every = (nn.functional.mse_loss(model.module(x[at]), y[at]) for at in (rank, ...))
     return weights, issued, own.item(), every.item()
 
@@ -89,5 +89,5 @@ for name, (_, last, own, every) in found.items():
 # How you would have noticed
 # --------------------------
 # Count the collectives of one optimizer step: none means that nothing was shared.
-# Do not wait for the logged loss: each rank fits its own data, so the wrong curve ends *lower*, at :measured:`step-as-sync.logged_wrong:.3f` instead of :measured:`step-as-sync.logged_fixed:.3f`.
+# Do not rely on the logged loss: each rank fits its own data, so the wrong curve ends *lower*, at :measured:`step-as-sync.logged_wrong:.3f` instead of :measured:`step-as-sync.logged_fixed:.3f`.
 # On the data of all ranks the best of them has :measured:`step-as-sync.best_wrong:.3f`, against :measured:`step-as-sync.best_fixed:.3f`.

@@ -3,7 +3,7 @@ A forward around the wrapper
 ============================
 
 The model has a method besides ``forward``, and DDP has no such attribute: ``'DistributedDataParallel' object has no attribute 'loss'``.
-Whoever reads that message adds ``.module``, and the program runs.
+The obvious answer is to add ``.module``, and then the program runs.
 It serves :ref:`museum`.
 """
 
@@ -78,11 +78,11 @@ record(**gaps, lowest=min(losses["wrong"]), highest=max(losses["wrong"]))
 # %%
 # The fix
 # -------
-# Call the wrapper: what the training loop needs goes through ``ddp(...)``, and so into ``forward``.
-# ``.module`` is for what takes no gradient: evaluating, generating, saving.
+# Call the wrapper: everything that the training loop needs goes through ``ddp(...)``, and so into ``forward``.
+# ``.module`` is for what needs no gradient: evaluating, generating, saving.
 #
 # How you would have noticed
 # --------------------------
-# Let all ranks evaluate one and the same batch, and print the losses.
-# Equal models give equal numbers; here they lie between :measured:`calls-the-inner-module.lowest:.3f` and :measured:`calls-the-inner-module.highest:.3f`.
+# Let all ranks evaluate the same batch, and print the losses.
+# Equal models give equal numbers; here they are between :measured:`calls-the-inner-module.lowest:.3f` and :measured:`calls-the-inner-module.highest:.3f`.
 # An evaluation on rank 0 alone shows one of them, and it looks like any other.

@@ -2,14 +2,14 @@
 Two forwards, then two backwards
 ================================
 
-Two batches and two losses: a critic sees real samples and made-up ones, a task comes with an auxiliary one.
-Both forwards, then a backward for each loss, is how it is written for one process, where it is right.
+Two batches and two losses: a critic sees real and generated samples, or a task has an auxiliary loss.
+On one process you would run both forwards, then a backward for each loss, and that is correct there.
 It serves :ref:`museum`.
 """
 
 # %%
-# A forward arms DDP, and the backward that completes disarms it.
-# Two forwards arm it once.
+# A forward prepares DDP's reducer, and the next complete backward uses it up.
+# Two forwards prepare it only once.
 
 import torch
 import torch.distributed as dist
@@ -68,7 +68,7 @@ def train(both):
 
 
 # %%
-# ``spread`` hangs on the optimizer, as a hook that runs before each step.
+# ``spread`` is registered on the optimizer as a hook that runs before each step.
 
 gaps = {}
 print("               gap in            all-reduces")
@@ -86,7 +86,7 @@ record(wrong=gaps["wrong"], fixed=gaps["fixed"], in_turn=gaps["in turn"])
 # The fix
 # -------
 # Add the losses and call ``backward()`` once.
-# If the two graphs do not fit into memory together, take forward and backward of each in turn: that is right as well, and costs a second round of all-reduces.
+# If the two graphs do not fit into memory together, run forward and backward of one, then of the other: that is also correct, and costs a second round of all-reduces.
 #
 # How you would have noticed
 # --------------------------

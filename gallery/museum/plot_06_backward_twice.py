@@ -2,7 +2,7 @@
 A second backward over one forward
 ==================================
 
-One forward, two losses: whoever wants to look at their gradients separately calls ``backward(retain_graph=True)`` for the first and ``backward()`` for the second.
+One forward, two losses: to look at their gradients separately, you call ``backward(retain_graph=True)`` for the first and ``backward()`` for the second.
 On one process the gradients add up; with DDP only the first is shared.
 It serves :ref:`museum`.
 """
@@ -52,7 +52,7 @@ def train(backward):
 
 
 # %%
-# The gap starts small, because most of the gradient is that of the task; nothing closes it again.
+# The gap starts small, because most of the gradient comes from the task; nothing closes it again.
 
 gaps, logged = {}, {}
 print("           gap after     logged  norm of the first gradient,")
@@ -72,10 +72,10 @@ record(**gaps, logged_wrong=logged["wrong"], logged_fixed=logged["fixed"])
 # The fix
 # -------
 # Add the losses and call ``backward()`` once.
-# The first backward has reduced what it computed and disarmed DDP; what the second adds to ``.grad`` stays on its rank.
-# If each loss needs a backward of its own, give it a forward of its own, right before.
+# The first backward has reduced what it computed, and DDP then reduces nothing more; what the second adds to ``.grad`` stays on its rank.
+# If each loss needs its own backward, give it its own forward right before.
 #
 # How you would have noticed
 # --------------------------
 # Log the gradient norm of *every* rank instead of rank 0's: after DDP's backward the norms are equal to the last digit, or something is wrong.
-# The loss curve ends at :measured:`backward-twice.logged_wrong:.3f` instead of :measured:`backward-twice.logged_fixed:.3f`, which nobody would question.
+# The loss curve ends at :measured:`backward-twice.logged_wrong:.3f` instead of :measured:`backward-twice.logged_fixed:.3f`, which looks plausible.

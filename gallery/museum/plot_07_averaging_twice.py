@@ -2,14 +2,14 @@
 An average of an average
 ========================
 
-Whoever has written data parallelism by hand divides by the world size, and keeps the line when DDP comes.
-DDP divides already, so the gradient is too small by that factor, on all ranks alike.
+Hand-written data parallelism divides by the world size, and the line stays when DDP is added.
+DDP already divides, so the gradient is too small by that factor, on all ranks.
 It serves :ref:`museum`.
 """
 
 # %%
 # The program is the same on any number of ranks, so the right answer is what it gives on one.
-# In float64 a difference is plain to tell from rounding.
+# In float64 a real difference is easy to distinguish from rounding.
 
 import torch
 import torch.distributed as dist
@@ -82,11 +82,11 @@ record(loss_adamw=losses["AdamW", "wrong"], loss_adamw_fixed=losses["AdamW", "fi
 # The fix
 # -------
 # Delete the division by the world size.
-# Divide by the number of *micro-batches* if you accumulate: those DDP does not know.
+# Divide by the number of *micro-batches* if you accumulate: DDP does not know about those.
 #
 # How you would have noticed
 # --------------------------
-# Not by comparing ranks, which agree bit for bit.
+# Comparing ranks does not help: they agree bit for bit.
 # Compare the norm of the first gradient with that of one process on the same global batch: here it is a quarter, on four ranks.
-# Under SGD the loss falls as with too small a learning rate, to :measured:`averaging-twice.loss_wrong:.3f` instead of :measured:`averaging-twice.loss_fixed:.3f`, and it is mended there: the rate is raised, and the line stays.
-# Under AdamW it is :measured:`averaging-twice.loss_adamw:.4f`, and :measured:`averaging-twice.loss_adamw_fixed:.4f` when fixed: Adam divides the gradient by its own size, so a constant factor all but cancels, until something with a scale of its own meets it, such as L2 decay in the gradient.
+# Under SGD the loss falls as if the learning rate were too small, to :measured:`averaging-twice.loss_wrong:.3f` instead of :measured:`averaging-twice.loss_fixed:.3f`, so people raise the learning rate, and the line stays.
+# Under AdamW it is :measured:`averaging-twice.loss_adamw:.4f`, and :measured:`averaging-twice.loss_adamw_fixed:.4f` when fixed: Adam divides the gradient by its own size, so a constant factor almost cancels, unless something with a different scale is added, such as L2 decay in the gradient.

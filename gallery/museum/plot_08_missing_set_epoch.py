@@ -3,7 +3,7 @@ The same epoch again
 ====================
 
 A ``DataLoader`` with ``shuffle=True`` draws a new order in every epoch without being asked, and ``DistributedSampler(shuffle=True)`` looks like its twin.
-But it draws its order from a seed and an epoch number, and advances neither.
+But it draws its order from a seed and an epoch number, and changes neither by itself.
 It serves :ref:`museum`.
 """
 
@@ -45,7 +45,7 @@ def worker(set_epoch):
 
 
 # %%
-# How much of an epoch repeats the one before, how much of the data a rank ever sees, and with how many others a sample ever shares a global batch.
+# The table shows how much of an epoch repeats the previous one, how much of the data a rank ever sees, and with how many others a sample ever shares a global batch.
 
 
 def habits(name, set_epoch):
@@ -76,4 +76,4 @@ record(met=wrong[2], fixed_met=fixed[2], loss=wrong[3], fixed_loss=fixed[3])
 # How you would have noticed
 # --------------------------
 # Keep the sample numbers of each epoch's first batch, and assert that they differ from the last epoch's.
-# The loss curve does not tell: here it ends at :measured:`missing-set-epoch.loss:.3f` without the call and at :measured:`missing-set-epoch.fixed_loss:.3f` with it.
+# The loss curve does not show it: here it ends at :measured:`missing-set-epoch.loss:.3f` without the call and at :measured:`missing-set-epoch.fixed_loss:.3f` with it.

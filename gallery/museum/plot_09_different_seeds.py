@@ -3,7 +3,7 @@ Weights drawn after wrapping
 ============================
 
 Seeding each rank with ``seed + rank`` is good advice, because dropout and augmentation should differ between ranks.
-Whoever then draws weights *after* wrapping the model, to initialize it or to reset a head, draws others on every rank.
+If you then draw weights *after* wrapping the model, to initialize it or to reset a head, each rank draws different ones.
 It serves :ref:`museum`.
 """
 
@@ -87,10 +87,10 @@ record(wrong=wrong_end, fixed=fixed_end, loss=wrong_loss, fixed_loss=fixed_loss)
 # The fix
 # -------
 # Initialize, then wrap: the constructor's copy makes all ranks start from rank 0's draw.
-# A loop of your own has no such constructor, so broadcast the parameters in it, or seed alike until the model is built.
+# A hand-written loop has no such constructor, so broadcast the parameters in it, or use one seed on all ranks until the model is built.
 #
 # How you would have noticed
 # --------------------------
-# By ``replicas_agree(model)`` after the first step, and then every few thousand.
+# Call ``replicas_agree(model)`` after the first step, and then every few thousand steps.
 # The loss gives no hint: rank 0 ends at :measured:`different-seeds.loss:.3f` instead of :measured:`different-seeds.fixed_loss:.3f`, as it might with a bad learning rate.
-# Equal gradients prove nothing: here they agree bit for bit, and just that keeps the weights as far apart as they started.
+# Equal gradients prove nothing: here they agree bit for bit, which is why the weights stay as far apart as they started.

@@ -2,13 +2,13 @@
 Evaluation on rank 0 through DDP
 ================================
 
-One rank is enough to compute a validation loss, so ``if rank == 0:`` stands before the evaluation and a barrier behind it.
+One rank is enough to compute a validation loss, so the evaluation is under ``if rank == 0:``, and a barrier follows it.
 But the wrapper's forward is not a local call: if the model has buffers, such as BatchNorm's statistics, it broadcasts them.
 It serves :ref:`museum`.
 """
 
 # %%
-# The group has a short timeout, so that a hang ends by an error, and each rank says what it was doing.
+# The group has a short timeout, so that a hang ends with an error, and each rank reports what it was doing.
 
 import datetime
 
@@ -30,7 +30,7 @@ def right(model, x):
 
 
 def worker(forward, barrier, timeout_s):
-    # On every machine a gloo group, whose timeout raises; NCCL's would end the process.
+    # A gloo group on every machine: its timeout raises, NCCL's would end the process.
     timeout = datetime.timedelta(seconds=timeout_s)
     group = dist.new_group(backend="gloo", timeout=timeout)
     torch.manual_seed(0)
@@ -85,14 +85,14 @@ assert ends == ["evaluating", "in the barrier", "done", "done", "done", "done"]
 record("ranks", wrong=ends[:2].count("done"), fixed=ends[4:].count("done"))
 
 # %%
-# The second case passes by luck: after a forward under ``no_grad`` the next one broadcasts nothing, so rank 1's training forward takes the broadcast that rank 0 sent in its evaluation.
+# The second case passes by luck: after a forward under ``no_grad`` the next one broadcasts nothing, so rank 1's training forward receives the broadcast that rank 0 sent in its evaluation.
 #
 # The fix
 # -------
-# Evaluate the inner module, ``ddp.module(x)``, when one rank evaluates alone, or let all ranks evaluate, each its share.
+# Evaluate the inner module, ``ddp.module(x)``, when one rank evaluates alone, or let every rank evaluate its share.
 #
 # How you would have noticed
 # --------------------------
-# The loss curve just ends where the first evaluation starts.
+# The loss curve ends where the first evaluation starts.
 # A stack dump (``py-spy dump``) shows rank 0 in ``_sync_buffers`` and the others in the barrier.
-# Before that, nothing: without the barrier, or without BatchNorm, the same line works.
+# Before that there is no sign: without the barrier, or without BatchNorm, the same line works.

@@ -2,8 +2,8 @@
 Clipping before the sync
 ========================
 
-A loop that accumulates gradients still clips right behind ``backward()``, where the line stood before accumulation was added.
-Under ``no_sync`` it clips what this rank has gathered so far, not the gradient that ``step()`` will use.
+A loop that accumulates gradients still clips right after ``backward()``, where the line was before accumulation was added.
+Under ``no_sync`` it clips what this rank has accumulated so far, not the gradient that ``step()`` will use.
 It serves :ref:`museum`.
 """
 

@@ -3,7 +3,7 @@ A local loss taken for the global one
 =====================================
 
 ``loss.item()`` looks like the loss of the step, and with one process it was.
-Under DDP it is that of this rank's samples, and what is decided from it, a learning rate or an early stop, is decided by each rank for itself.
+Under DDP it is that of this rank's samples, so each rank decides separately on what depends on it, such as a learning rate or an early stop.
 It serves :ref:`museum`.
 """
 
@@ -58,7 +58,7 @@ def train(metric_of):
 
 
 # %%
-# The shards are draws from one distribution, so it is chance alone by which the ranks' losses differ.
+# The shards are drawn from one distribution, so the ranks' losses differ only by chance.
 
 found = {}
 for name, metric_of in ("wrong", wrong), ("fixed", right):
@@ -81,10 +81,10 @@ record(wrong=wrong_gap, fixed=fixed_gap, lowest=min(local)[0], highest=max(local
 # %%
 # The fix
 # -------
-# All-reduce the loss before anything is decided from it: one element per decision, not per step.
-# An early stop needs the same, or the ranks that stay will wait for the one that left.
+# All-reduce the loss before anything depends on it: one element per decision, not per step.
+# An early stop needs the same, or the remaining ranks wait for the one that left.
 #
 # How you would have noticed
 # --------------------------
-# By asserting now and then that the learning rate is the same on all ranks, or by logging the loss of each: here they end between :measured:`local-loss-as-global.lowest:.3f` and :measured:`local-loss-as-global.highest:.3f`.
-# Nothing in rank 0's own curve says that the others see another one.
+# Assert now and then that the learning rate is the same on all ranks, or log the loss of each: here they end between :measured:`local-loss-as-global.lowest:.3f` and :measured:`local-loss-as-global.highest:.3f`.
+# Nothing in rank 0's own curve shows that the others are different.

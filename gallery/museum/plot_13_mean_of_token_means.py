@@ -3,7 +3,7 @@ The mean of token means
 =======================
 
 ``cross_entropy`` averages over the targets that are not padding, accumulation divides by the number of micro-batches, DDP by the number of ranks.
-Each mean is right by itself; a mean of means over different counts of tokens is another objective.
+Each mean is right by itself; a mean of means over different token counts is a different objective.
 It serves :ref:`museum`.
 """
 
@@ -66,7 +66,7 @@ def worker(loss_of):
 
 # %%
 # The error is the length of the difference from the right answer, divided by that answer's length.
-# A token's weight is given relative to the one that it has in the mean over all tokens.
+# A token's weight is relative to its weight in the mean over all tokens.
 
 found = {}
 for name, loss_of in ("wrong", wrong), ("fixed", right):
@@ -90,5 +90,5 @@ record("%", **found)
 #
 # How you would have noticed
 # --------------------------
-# By comparing one step's gradient with that of the same samples in a single process, on sentences of *different* lengths: with equal counts of tokens there is nothing to see.
+# Compare one step's gradient with that of the same samples in a single process, on sentences of *different* lengths: with equal token counts there is no difference.
 # The ranks agree bit for bit, so no check between ranks finds it.

@@ -2,8 +2,8 @@
 Loading on rank 0 after wrapping
 ================================
 
-Rank 0 wrote the checkpoint, so rank 0 reads it, and DDP is said to copy rank 0's weights to everyone.
-It does so in its constructor, and never again.
+Rank 0 wrote the checkpoint, so rank 0 reads it, because DDP copies rank 0's weights to all ranks.
+But it does so only in its constructor.
 It serves :ref:`museum`.
 """
 
@@ -90,9 +90,9 @@ record(before=before, after=after, fixed_after=fixed_after)
 # The fix
 # -------
 # Load before you wrap, or load on every rank.
-# The constructor copies parameters and buffers, and no optimizer: its state is to be loaded on every rank in any case.
+# The constructor copies parameters and buffers, but not the optimizer's state: load that on every rank in any case.
 #
 # How you would have noticed
 # --------------------------
-# By comparing a checksum of the weights over ranks right after the resume, with ``replicas_agree`` of :doc:`/labs/museum/plot_09_different_seeds`.
+# Compare a checksum of the weights over ranks right after the resume, with ``replicas_agree`` of :doc:`/labs/museum/plot_09_different_seeds`.
 # Rank 0's loss starts where the first run ended, so the resume looks good; then it rises, from :measured:`loading-on-rank-0-after-wrapping.before:.4f` to :measured:`loading-on-rank-0-after-wrapping.after:.4f`, because half of each gradient comes from a replica that never loaded.

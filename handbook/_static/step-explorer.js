@@ -1,5 +1,5 @@
 // A DDP step by the cost model, redrawn at each move of a slider.
-// The model is that of gallery/ddplab/model/cost.py and buckets.py; a test compares the two on random cases.
+// The model is that of gallery/ddplab/model/ (link.py, step.py, buckets.py); a test compares the two on random cases.
 (() => {
 "use strict";
 

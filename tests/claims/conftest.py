@@ -157,7 +157,7 @@ class Results:
                 said = report.longreprtext.replace(f"{self.root}/", "").splitlines()
                 result.setdefault("failed", "\n".join(said[-_SHOWN_LINES:]))  # what an edition shows of it
                 if self.recorder:
-                    self.recorder.send(said=report.longreprtext)
+                    self.recorder.send(report=report.longreprtext)
             if report.when == "call":
                 result["launches"] += [one for one in properties.get("launches", ()) if one not in result["launches"]]
                 result["read"] = sorted({*result["read"], *properties.get("read", ())})

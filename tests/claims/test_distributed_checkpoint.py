@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import launch
 from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.needs import ON_CPU
 from ddplab.runtime.torch_private import flight_records
 
 WAIT_S = 20  # bound of everything that waits for another thread
@@ -239,9 +240,9 @@ def test_rank_0_saves_alone_in_the_background(tmp_path):
         set_state_dict(model, optimizer, **options)
         return state_of(model, optimizer, whole=True)
 
-    called, _ = launch(write, 2, tmp_path / "saved")
+    called, _ = launch(write, 2, tmp_path / "saved", env=ON_CPU)
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [".metadata", "__0_0.distcp"]
-    assert all(equal(found, called) for found in launch(read, 3, tmp_path / "saved"))
+    assert all(equal(found, called) for found in launch(read, 3, tmp_path / "saved", env=ON_CPU))
 
 
 @proves("ckpt-async-errors-in-the-future")
@@ -385,12 +386,12 @@ def test_names_do_not_depend_on_the_wrapper(tmp_path):
         except dcp.api.CheckpointException as error:
             return str(error)
 
-    for through, (bare, ddp, fsdp2) in launch(names, 2):
+    for through, (bare, ddp, fsdp2) in launch(names, 2, env=ON_CPU):
         assert through[0] == through[1] == through[2]
         assert "/optimizer/state/0.weight/exp_avg" in through[0]
         assert bare == fsdp2
         assert ddp == [f"module.{name}" for name in bare]
-    for said in launch(across, 2, tmp_path / "saved"):
+    for said in launch(across, 2, tmp_path / "saved", env=ON_CPU):
         assert "Missing key in checkpoint state_dict: model.0." in said
 
 

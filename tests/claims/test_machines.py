@@ -14,6 +14,7 @@ from proof import proves
 
 from ddplab.labs.machines import Nodes, connections, loopback, machines, torchrun
 from ddplab.labs.postmortem import postmortem
+from ddplab.runtime.needs import ON_CPU
 from tools import missing
 
 LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
@@ -236,6 +237,6 @@ def test_the_port_in_a_message_of_gloo_has_its_bytes_swapped():
             dist.barrier()
         return remote, str(caught.value)
 
-    remote, message = postmortem(stay_or_leave, 2, leave=True)[0].value
+    remote, message = postmortem(stay_or_leave, 2, leave=True, env=ON_CPU)[0].value
     port = int(re.search(r"\[127\.0\.0\.1\]:(\d+)", message)[1])
     assert int.from_bytes(port.to_bytes(2, "big"), "little") in remote

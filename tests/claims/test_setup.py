@@ -357,7 +357,10 @@ def test_without_a_backend_each_device_type_gets_its_own():
 
     def default():
         dist.init_process_group()
-        return dist.get_backend_config(), sum_over_ranks()
+        config, total = dist.get_backend_config(), sum_over_ranks()
+        dist.barrier(dist.new_group(backend="gloo"))  # one of all backends would have two ranks on one GPU meet by NCCL
+        dist.destroy_process_group()
+        return config, total
 
     for config, total in launch(default, 2, init=False):
         assert "cpu:gloo" in config

@@ -11,14 +11,14 @@ import pytest
 import torch.distributed as dist
 
 from ddplab import launch
-from ddplab.grading import autopsy, checks, witness
+from ddplab.grading import checks, explain, recorder, run
 from ddplab.grading.exercises import EXERCISES, find_exercise, read_source
 
 
 def outcomes(exercise: str, path: Path, timeout_s: float = 60) -> list[checks.Outcome]:
     """All checks of the file at ``path``, by ``grade`` in this process: its fork server is warm already."""
     found = find_exercise(exercise)
-    return list(checks.grade(found, read_source(path, found), timeout_s))
+    return list(run.grade(found, read_source(path, found), timeout_s))
 
 
 def first_failure(exercise: str, folder: Path, text: str, timeout_s: float = 60) -> str:
@@ -37,29 +37,29 @@ def passes_all(exercise: str, path: Path) -> bool:
     return not failed
 
 
-def heard(exercise: str, texts: Mapping[str, str], folder: Path) -> dict[str, str]:
+def first_messages(exercise: str, texts: Mapping[str, str], folder: Path) -> dict[str, str]:
     """What the first check that rejects each text says, "" if all pass: all texts are tried in the same ranks.
 
     A text whose ranks end, hang or diverge needs ranks of its own: see :func:`first_failure`.
     """
-    said = dict.fromkeys(texts, "")
-    numbered = enumerate(checks._checks(find_exercise(exercise)))
+    messages = dict.fromkeys(texts, "")
+    numbered = enumerate(checks.checks_of(find_exercise(exercise)))
     for ranks, group in itertools.groupby(numbered, key=lambda pair: pair[1].ranks):
-        left = {tried: text for tried, text in texts.items() if not said[tried]}
+        left = {tried: text for tried, text in texts.items() if not messages[tried]}
         numbers = [number for number, _ in group]
-        said |= launch(_try_all, ranks, exercise, left, numbers, folder, timeout_s=300, quiet=True)[0]
-    return said
+        messages |= launch(_try_all, ranks, exercise, left, numbers, folder, timeout_s=300, quiet=True)[0]
+    return messages
 
 
-def heard_each(
+def first_messages_each(
     edits: Mapping[tuple[str, str], list[tuple[str, str]]], folder: Path, file: str = "solution"
 ) -> dict[tuple[str, str], str]:
     """The same for edits of several exercises, by exercise and what was tried."""
-    said = {}
+    messages = {}
     for exercise in dict.fromkeys(name for name, _ in edits):
         texts = {tried: text_of(exercise, *one, file=file) for (name, tried), one in edits.items() if name == exercise}
-        said |= {(exercise, tried): message for tried, message in heard(exercise, texts, folder).items()}
-    return said
+        messages |= {(exercise, tried): message for tried, message in first_messages(exercise, texts, folder).items()}
+    return messages
 
 
 def tiered(keys: Iterable[Any], often: int = 3) -> list[Any]:
@@ -81,23 +81,23 @@ def asked_for(request: pytest.FixtureRequest) -> set[Any]:
 
 def _try_all(exercise: str, texts: Mapping[str, str], numbers: list[int], folder: Path) -> dict[str, str]:
     """On each rank: the first message of these checks for each text."""
-    said, found = dict.fromkeys(texts, ""), checks._checks(find_exercise(exercise))
+    messages, found = dict.fromkeys(texts, ""), checks.checks_of(find_exercise(exercise))
     for at, (tried, number) in enumerate(itertools.product(texts, numbers)):
-        if said[tried]:
+        if messages[tried]:
             continue
         place = folder / f"{exercise}-{numbers[0]}-{at}"
         place.mkdir(parents=True, exist_ok=True)
         dist.barrier()
         seen, wrong = None, ""
-        with witness.Witness(place / f"{dist.get_rank()}.calls") as own:
+        with recorder.Recorder(place / f"{dist.get_rank()}.calls") as own:
             try:
-                seen = found[number].observe(checks._load("learner", place / "mine.py", texts[tried]), own)
+                seen = found[number].observe(checks.load_module("learner", place / "mine.py", texts[tried]), own)
             except checks.Wrong as error:
                 wrong = error.message
         of_all = [None] * dist.get_world_size()
         dist.all_gather_object(of_all, (seen, wrong, own.calls))
-        said[tried] = _verdict(found[number], *zip(*of_all, strict=True))
-    return said
+        messages[tried] = _verdict(found[number], *zip(*of_all, strict=True))
+    return messages
 
 
 def _verdict(check, seen, wrong, calls):
@@ -105,7 +105,7 @@ def _verdict(check, seen, wrong, calls):
     try:
         if any(wrong):
             return next(filter(None, wrong))
-        if diverged := autopsy.part(list(calls), check.read):
+        if diverged := explain.diverged(list(calls), check.read):
             raise diverged
         check.judge(list(seen))
     except checks.Wrong as error:
@@ -129,7 +129,7 @@ def overriding(exercise: str, name: str, methods: str) -> str:
     return f"{solution}\n\nclass {name}({name}):\n{body}\n"
 
 
-def teaches(message: str, words: str) -> None:
+def mentions(message: str, words: str) -> None:
     """The message holds each of the words, split at `|`."""
     assert message, "a wrong solution passed every check"
     for word in words.split("|"):

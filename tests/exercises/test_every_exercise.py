@@ -1,7 +1,7 @@
-"""What holds for every exercise: its solution passes, and its starter hears what to do first."""
+"""What holds for every exercise: its solution passes, and its starter gets what to do first."""
 
 import pytest
-from graded import first_failure, passes_all, teaches, text_of
+from graded import first_failure, mentions, passes_all, text_of
 
 from ddplab.grading.exercises import EXERCISES
 
@@ -33,5 +33,5 @@ def test_the_solution_passes_in_ranks_of_its_own(name):
 
 @pytest.mark.full
 @EACH
-def test_the_starter_hears_what_to_do_first(name, tmp_path):
-    teaches(first_failure(name, tmp_path, text_of(name, file="starter")), STARTER[name])
+def test_the_starter_gets_what_to_do_first(name, tmp_path):
+    mentions(first_failure(name, tmp_path, text_of(name, file="starter")), STARTER[name])

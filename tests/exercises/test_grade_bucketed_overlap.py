@@ -1,7 +1,7 @@
-"""The grader of bucketed-overlap: right solutions pass, each wrong one hears what is wrong with it."""
+"""The grader of bucketed-overlap: right solutions pass, each wrong one gets the reason."""
 
 import pytest
-from graded import asked_for, first_failure, heard, overriding, teaches, text_of, tiered
+from graded import asked_for, first_failure, first_messages, mentions, overriding, text_of, tiered
 
 NAME = "bucketed-overlap"
 
@@ -52,7 +52,10 @@ def but(method: str, *edits: tuple[str, str]) -> str:
 
 # name: (methods that replace those of the solution, words of the message)
 WRONG = {
-    "sum": (but(FINISH, ("flat /= dist.get_world_size()", "pass")), "holds the sum over the ranks|nobody divided by 2"),
+    "sum": (
+        but(FINISH, ("flat /= dist.get_world_size()", "pass")),
+        "holds the sum over the ranks|it was never divided by 2",
+    ),
     "divided in flight": (
         but(FINISH, ("flat /= dist.get_world_size()", "pass"))
         + READY
@@ -125,7 +128,7 @@ def launch(self):
             self.flights.append((flat, dist.all_reduce(flat, async_op=True)))
 """
         + FINISH,
-        "part at call 5: rank 0 calls all_reduce of 28 float32 elements, rank 1 calls all_reduce of 20|same order",
+        "diverge at call 5: rank 0 calls all_reduce of 28 float32 elements, rank 1 calls all_reduce of 20|same order",
     ),
     "filled with whatever comes": (
         """
@@ -149,7 +152,7 @@ def filled(self):
     came = iter(self.came)
     return [[next(came) for _ in bucket] for bucket in self.buckets]
 """,
-        "part at call 5: rank 0 calls all_reduce of 28 float32 elements, rank 1 calls all_reduce of 20|same order",
+        "diverge at call 5: rank 0 calls all_reduce of 28 float32 elements, rank 1 calls all_reduce of 20|same order",
     ),
     "mixed types": (
         but(ASSIGN, (" or last[0].dtype != p.dtype", "")),
@@ -187,28 +190,28 @@ ANOTHER = (
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory, request):
-    """What each solution hears that keeps its ranks together."""
+def messages(tmp_path_factory, request):
+    """The message to each solution that keeps its ranks together."""
     texts = {
         "solution": text_of(NAME),
         "another": overriding(NAME, "BucketedDDP", ANOTHER),
         **{key: overriding(NAME, "BucketedDDP", methods) for key, (methods, _) in WRONG.items()},
     }
     asked = asked_for(request) - {*ALONE}
-    return heard(NAME, {key: texts[key] for key in texts if key in asked}, tmp_path_factory.mktemp("said"))
+    return first_messages(NAME, {key: texts[key] for key in texts if key in asked}, tmp_path_factory.mktemp("messages"))
 
 
 @pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
-def test_a_wrong_solution_hears_why(key, said):
-    teaches(said[key], WRONG[key][1])
+def test_a_wrong_solution_gets_the_reason(key, messages):
+    mentions(messages[key], WRONG[key][1])
 
 
 @pytest.mark.parametrize("name", tiered(ALONE, often=1))
-def test_one_that_ends_or_parts_the_ranks_hears_why(name, tmp_path):
+def test_one_whose_ranks_end_or_diverge_gets_the_reason(name, tmp_path):
     methods, words = WRONG[name]
-    teaches(first_failure(NAME, tmp_path, overriding(NAME, "BucketedDDP", methods)), words)
+    mentions(first_failure(NAME, tmp_path, overriding(NAME, "BucketedDDP", methods)), words)
 
 
 @pytest.mark.parametrize("key", tiered(["solution", "another"], often=1))
-def test_a_right_solution_passes(key, said):
-    assert said[key] == ""
+def test_a_right_solution_passes(key, messages):
+    assert messages[key] == ""

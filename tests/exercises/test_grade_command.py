@@ -13,7 +13,7 @@ import pytest
 from graded import first_failure
 
 from ddplab import cli
-from ddplab.cli import grade as cli_grade
+from ddplab.cli.terminal import Terminal
 from ddplab.grading.exercises import EXERCISES, HANDBOOK, MAX_FILE_BYTES, exercise_names, section
 from tools import ended, wait_until
 
@@ -72,9 +72,9 @@ BAD = {
     "no exercise": (
         ["sync", "x.py"],
         None,
-        "no exercise 'sync'; there are bucketed-overlap, choose-buckets",
+        "no exercise is called 'sync'; choose one of bucketed-overlap, choose-buckets",
     ),
-    "no file": ([NAME, "absent.py"], None, "absent.py: there is no such file; start from a copy of"),
+    "no file": ([NAME, "absent.py"], None, "absent.py does not exist; start from a copy of"),
     "a folder": ([NAME, "."], None, "is a directory; give the Python file"),
     "a pipe": ([NAME, "pipe"], None, "pipe is not a regular file"),
     "a name that is none": ([NAME, "a\0b"], None, "cannot be read"),
@@ -92,7 +92,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_gets_one_line(case, tmp_path, monkeypatch, capsys):
-    arguments, content, said = BAD[case]
+    arguments, content, output = BAD[case]
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     if content is not None:
@@ -104,7 +104,7 @@ def test_bad_input_gets_one_line(case, tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert said in err
+    assert output in err
 
 
 def test_no_command_gets_one_line(capsys):
@@ -116,16 +116,16 @@ def test_no_command_gets_one_line(capsys):
 
 def test_bad_input_is_one_object_with_json(capsys):
     assert cli.main(["grade", "nothing", "--json"]) == 2
-    assert "no exercise 'nothing'" in json.loads(capsys.readouterr().out)["error"]
+    assert "no exercise is called 'nothing'" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_a_right_file_ends_with_0(capsys):
     solution = EXERCISES / NAME / "solution.py"
     assert cli.main(["grade", NAME, str(solution)]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert f"All 6 checks passed: {solution} solves the exercise." in said.out
-    assert "\033" not in said.out
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert f"All 6 checks passed: {solution} solves the exercise." in output.out
+    assert "\033" not in output.out
 
 
 def test_a_wrong_file_ends_with_1_and_says_why(tmp_path):
@@ -137,7 +137,7 @@ def test_a_wrong_file_ends_with_1_and_says_why(tmp_path):
     assert "holds the sum over the ranks, not the mean" in " ".join(done.stdout.split())
     assert "- Three ranks end with the mean of three (not run)" in lines
     assert "    rank 1 ? ?[2J here" in lines, "what ranks print is shown, without what a terminal would obey"
-    assert lines[-1] == "1 of 6 checks passed; mend what failed and run it again."
+    assert lines[-1] == "1 of 6 checks passed; fix what failed and run it again."
 
 
 def test_json_holds_every_check(tmp_path, capsys):
@@ -149,18 +149,18 @@ def test_json_holds_every_check(tmp_path, capsys):
     assert [check["status"] for check in result["checks"]] == ["passed", "failed", *["not run"] * 4]
     failed = result["checks"][1]
     assert failed["ranks"] == 2
-    assert "nobody divided by 2" in failed["message"]
+    assert "it was never divided by 2" in failed["message"]
     assert "handbook/idea.md" in failed["read"]
 
 
-def test_colour_is_for_terminals_that_want_it(monkeypatch):
+def test_color_is_for_terminals_that_want_it(monkeypatch):
     for name in ("NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
-    assert not cli_grade.Paper().colour
+    assert not Terminal().color
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert cli_grade.Paper().colour
+    assert Terminal().color
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not cli_grade.Paper().colour
+    assert not Terminal().color
 
 
 def test_a_reader_that_leaves_early_is_no_error():
@@ -197,8 +197,8 @@ def test_stopped_by_a_signal_it_takes_its_processes_along(tmp_path):
         for number, (folder, grader) in graders.items():
             assert wait_until((folder / "pids").exists)
             grader.send_signal(number)
-            _, said = grader.communicate(timeout=100)
-            assert (grader.returncode, said) == (128 + number, "")
+            _, output = grader.communicate(timeout=100)
+            assert (grader.returncode, output) == (128 + number, "")
             assert all(ended(int(pid)) for pid in (folder / "pids").read_text().split())
 
 
@@ -215,7 +215,7 @@ MISBEHAVES = {
     "takes nothing": ("def sync_gradients(): ...", "takes 0 positional arguments but 1 was given"),
     "ends the process": ("import os\ndef sync_gradients(m): os._exit(0)", "exited with code 0 in the middle"),
     "crashes": ("import ctypes\ndef sync_gradients(m): ctypes.string_at(0)", "was killed by SIGSEGV in the middle"),
-    "prints for ever": ("def sync_gradients(m):\n    while True: print('x' * 9999)", "a rank may print 16 MiB"),
+    "prints forever": ("def sync_gradients(m):\n    while True: print('x' * 9999)", "a rank may print 16 MiB"),
     "an error without text": (
         "class E(Exception):\n    def __str__(self): raise E\ndef sync_gradients(m): raise E",
         "raised E at mine.py:3",
@@ -248,7 +248,7 @@ def test_what_a_file_starts_does_not_outlive_the_grader(tmp_path):
 
 def test_every_section_that_a_message_names_exists():
     files = [
-        *EXERCISES.glob("*/grader.py"),
+        *EXERCISES.glob("*/*.py"),
         *(EXERCISES.parent / "ddplab" / "grading").glob("*.py"),
     ]
     chapters = "|".join(page.stem for page in HANDBOOK.glob("*.md"))

@@ -1,7 +1,7 @@
-"""The grader of no-sync: the right solution passes, each wrong one hears what is wrong with it."""
+"""The grader of no-sync: the right solution passes, each wrong one gets the reason."""
 
 import pytest
-from graded import asked_for, first_failure, heard, overriding, teaches, text_of, tiered
+from graded import asked_for, first_failure, first_messages, mentions, overriding, text_of, tiered
 
 NAME = "no-sync"
 
@@ -124,7 +124,7 @@ WRONG = {
             yield
             self.require_sync = before
         """,
-        "own sum, where torch's DDP averages|stands in a `finally`",
+        "own sum, where torch's DDP averages|inside a `finally`",
     ),
     "swallows the exception": (
         """
@@ -179,7 +179,7 @@ WRONG = {
             yield
             self.require_sync = True
         """,
-        "raised TypeError: 'generator' object does not support the context manager protocol|by `@contextmanager`",
+        "raised TypeError: 'generator' object does not|`@contextmanager` and a `yield` turn",
     ),
     "works once": (
         """
@@ -207,27 +207,27 @@ ALONE = ["no gradients inside", "no context manager", "works once", "one rank on
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory, request):
-    """What each solution hears that keeps its ranks together."""
+def messages(tmp_path_factory, request):
+    """The message to each solution that keeps its ranks together."""
     texts = {
         "solution": text_of(NAME),
         **{key: overriding(NAME, "SmallDDP", methods) for key, (methods, _) in WRONG.items()},
     }
     asked = asked_for(request) - {*ALONE}
-    return heard(NAME, {key: texts[key] for key in texts if key in asked}, tmp_path_factory.mktemp("said"))
+    return first_messages(NAME, {key: texts[key] for key in texts if key in asked}, tmp_path_factory.mktemp("messages"))
 
 
 @pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
-def test_a_wrong_solution_hears_why(key, said):
-    teaches(said[key], WRONG[key][1])
+def test_a_wrong_solution_gets_the_reason(key, messages):
+    mentions(messages[key], WRONG[key][1])
 
 
 @pytest.mark.parametrize("name", tiered(ALONE, often=1))
-def test_one_that_ends_or_parts_the_ranks_hears_why(name, tmp_path):
+def test_one_whose_ranks_end_or_diverge_gets_the_reason(name, tmp_path):
     methods, words = WRONG[name]
-    teaches(first_failure(NAME, tmp_path, overriding(NAME, "SmallDDP", methods)), words)
+    mentions(first_failure(NAME, tmp_path, overriding(NAME, "SmallDDP", methods)), words)
 
 
 @pytest.mark.parametrize("key", tiered(["solution"], often=1))
-def test_a_right_solution_passes(key, said):
-    assert said[key] == ""
+def test_a_right_solution_passes(key, messages):
+    assert messages[key] == ""

@@ -1,10 +1,10 @@
-"""The graders of the exercises on performance: right solutions pass, each wrong one hears what is wrong with it."""
+"""The graders of the exercises on performance: right solutions pass, each wrong one gets the reason."""
 
 import pytest
 import torch
-from graded import asked_for, first_failure, heard_each, teaches, text_of, tiered
+from graded import asked_for, first_failure, first_messages_each, mentions, text_of, tiered
 
-CURVE, CHOOSE, MEND = NAMES = "predict-u-curve", "choose-buckets", "mend-accumulation"
+CURVE, CHOOSE, ACCUMULATE = NAMES = "predict-u-curve", "choose-buckets", "mend-accumulation"
 
 
 # -- predict-u-curve: lines of the solution -----------------------------------------------------------
@@ -61,7 +61,7 @@ def flat(*edits: tuple[str, str]) -> list[tuple[str, str]]:
     for old, new in edits:
         assert old in body, old
         body = body.replace(old, new)
-    text = text_of(MEND)
+    text = text_of(ACCUMULATE)
     return [(text[text.index(WINDOWS) :], body)]
 
 
@@ -96,7 +96,7 @@ WRONG = {
     ),
     (CURVE, "no overlap"): (
         [("backward_s * layer / layers", "backward_s")],
-        "nothing is sent before the backward has ended|while the layers that come after it still compute",
+        "nothing is sent before the backward has ended|while the layers after it still compute",
     ),
     (CURVE, "a perfect overlap"): (
         curve(
@@ -158,7 +158,7 @@ WRONG = {
     ),
     (CURVE, "two numbers"): (
         [("return free_s", "return free_s, 0.0")],
-        "`step_seconds` returned (0.035, 0.0) for 4 layers|It is to return one finite number",
+        "`step_seconds` returned (0.035, 0.0) for 4 layers|It should return one finite number",
     ),
     (CURVE, "not a number"): (
         [("return free_s", "return free_s * float('nan')")],
@@ -203,7 +203,7 @@ WRONG = {
     (CHOOSE, "a cap of zero"): ([(SEARCH, "    return 0\n")], "returned 0 for 24 gradients"),
     (CHOOSE, "wraps without it"): (
         [(f", {WRAP}", "")],
-        "says 0.9983 MiB, which makes 4 buckets|has a cap of 25 MiB and sent 2 buckets|a DDP that was told nothing",
+        "says 0.9983 MiB, which makes 4 buckets|has a cap of 25 MiB and sent 2 buckets|a DDP with its default caps",
     ),
     (CHOOSE, "wraps with bytes"): ([(WRAP, f"{WRAP} * MIB")], "`bucket_cap_mb` takes MiB, and got bytes"),
     (CHOOSE, "rounds down"): (
@@ -217,13 +217,13 @@ WRONG = {
     ),
     (CHOOSE, "does not wrap"): (
         [(f"DistributedDataParallel(model, {WRAP})", "model")],
-        "`wrap` returned a Sequential. It is to return the model in `DistributedDataParallel`",
+        "`wrap` returned a Sequential. It should return the model in `DistributedDataParallel`",
     ),
     (CHOOSE, "each rank its own"): (
         [(BROADCAST, "")],
         "Rank 0 wraps with a cap of|each rank has its own; one must decide for all",
     ),
-    (MEND, "a step per micro-batch"): (
+    (ACCUMULATE, "a step per micro-batch"): (
         flat(
             ("        if i % accumulate == 0 or i == len(batches):\n", ""),
             (
@@ -233,40 +233,40 @@ WRONG = {
         ),
         "6 micro-batches in windows of 3 are 2 steps of the optimizer; rank 0 made 6|one per micro-batch",
     ),
-    (MEND, "the sum"): ([DIVISOR], "holds the sum over the 3 micro-batches|Divide each loss by 3|step 1."),
-    (MEND, "divided twice"): (
+    (ACCUMULATE, "the sum"): ([DIVISOR], "holds the sum over the 3 micro-batches|Divide each loss by 3|step 1."),
+    (ACCUMULATE, "divided twice"): (
         [(STEP, "        for p in ddp.parameters():\n            p.grad /= len(window)\n" + STEP)],
         "was divided by the 3 micro-batches twice",
     ),
-    (MEND, "zero_grad before each backward"): (
+    (ACCUMULATE, "zero_grad before each backward"): (
         [(LOSS, "                optimizer.zero_grad()\n" + LOSS)],
         "holds the last micro-batch only: `zero_grad` has wiped out the others",
     ),
-    (MEND, "zero_grad before the step"): (
+    (ACCUMULATE, "zero_grad before the step"): (
         [(STEP + ZERO, ZERO + STEP)],
-        "is gone when the step is made: `zero_grad` stands between",
+        "is gone when the step is made: `zero_grad` is called between",
     ),
-    (MEND, "no zero_grad"): ([(ZERO, "")], "still holds the gradient of the window before|This is step 2"),
-    (MEND, "counts from 0"): (
+    (ACCUMULATE, "no zero_grad"): ([(ZERO, "")], "still holds the gradient of the window before|This is step 2"),
+    (ACCUMULATE, "counts from 0"): (
         flat(
             ("enumerate(batches, 1)", "enumerate(batches)"),
             (" or i == len(batches)", " and i or i == len(batches) - 1"),
         ),
         "holds micro-batches 1 to 4, and the window is micro-batches 1 to 3",
     ),
-    (MEND, "counts from 0, steps at 0"): (
+    (ACCUMULATE, "counts from 0, steps at 0"): (
         flat(("enumerate(batches, 1)", "enumerate(batches)"), (" or i == len(batches)", "")),
         "holds micro-batch 1, and the window is micro-batches 1 to 3",
     ),
-    (MEND, "all under no_sync"): (
+    (ACCUMULATE, "all under no_sync"): (
         [("contextlib.nullcontext() if last else ddp.no_sync()", "ddp.no_sync()")],
         "holds each rank's own gradient|The last of *each* window synchronizes",
     ),
-    (MEND, "calls the inner module"): (
+    (ACCUMULATE, "calls the inner module"): (
         [("ddp(x)", "model(x)")],
         "holds each rank's own gradient, although the last forward was not under `no_sync`|Call `ddp(x)`",
     ),
-    (MEND, "averages twice"): (
+    (ACCUMULATE, "averages twice"): (
         [
             (
                 STEP,
@@ -275,37 +275,40 @@ WRONG = {
         ],
         "was divided by 2 twice",
     ),
-    (MEND, "no no_sync"): (
+    (ACCUMULATE, "no no_sync"): (
         [("contextlib.nullcontext() if last else ddp.no_sync()", "contextlib.nullcontext()")],
         "In step 1 of 2 DDP has 1 bucket, so it needs 1 all-reduce. With 3 micro-batches it made|"
         "Each micro-batch was averaged on its own. The numbers are right",
     ),
-    (MEND, "no_sync around the backward"): (
+    (ACCUMULATE, "no_sync around the backward"): (
         [(NO_SYNC + LOSS, LOSS[4:] + NO_SYNC)],
         "`no_sync` was entered, but no forward ran inside|where the *forward* runs",
     ),
-    (MEND, "only the first under no_sync"): (
+    (ACCUMULATE, "only the first under no_sync"): (
         [("if last else", "if i > 1 else")],
         "In step 1 of 2 DDP has 1 bucket|Only the last micro-batch of a window communicates",
     ),
-    (MEND, "an all-reduce of its own"): (
+    (ACCUMULATE, "an all-reduce of its own"): (
         [(STEP, "        torch.distributed.all_reduce(loss.detach())\n" + STEP)],
         "it made 2. DDP's own are enough",
     ),
-    (MEND, "a barrier before each step"): (
+    (ACCUMULATE, "a barrier before each step"): (
         [(STEP, "        torch.distributed.barrier()\n" + STEP)],
         "it made 1 and 1 other collective. |DDP's own are enough",
     ),
-    (MEND, "drops the rest"): (
+    (ACCUMULATE, "drops the rest"): (
         [("0, len(batches), accumulate", "0, len(batches) - accumulate + 1, accumulate")],
         "8 micro-batches in windows of 3 are 3 steps of the optimizer; rank 0 made 2. |last 2 micro-batches got none",
     ),
-    (MEND, "the rest without a sync"): (flat(), "holds each rank's own gradient|whose window is a shorter one of 2"),
-    (MEND, "the rest divided by a full window"): (
+    (ACCUMULATE, "the rest without a sync"): (
+        flat(),
+        "holds each rank's own gradient|whose window is a shorter one of 2",
+    ),
+    (ACCUMULATE, "the rest divided by a full window"): (
         flat(("if i % accumulate else", "if i % accumulate and i < len(batches) else")),
         "was divided by 3, but the window has only 2",
     ),
-    (MEND, "the whole window at once"): (
+    (ACCUMULATE, "the whole window at once"): (
         [
             (
                 INNER,
@@ -317,7 +320,7 @@ WRONG = {
         ],
         "6 samples went through the model at once|has to fit into memory",
     ),
-    (MEND, "no optimizer"): (
+    (ACCUMULATE, "no optimizer"): (
         [
             (
                 STEP,
@@ -326,15 +329,15 @@ WRONG = {
         ],
         "rank 0 made 0. No `step()` was seen",
     ),
-    (MEND, "weights of its own"): (
+    (ACCUMULATE, "weights of its own"): (
         [(STEP, STEP + "        with torch.no_grad():\n            next(ddp.parameters()).mul_(0.5)\n")],
         "This is step 2",
     ),
-    (MEND, "decays at the end"): (
+    (ACCUMULATE, "decays at the end"): (
         [(ZERO, ZERO + "    with torch.no_grad():\n        next(ddp.parameters()).mul_(0.99)\n")],
         "the weights are not those of big batches",
     ),
-    (MEND, "one rank sits out the rest"): (
+    (ACCUMULATE, "one rank sits out the rest"): (
         [(INNER, "        if len(window) < accumulate and torch.distributed.get_rank():\n            break\n" + INNER)],
         "The ranks are out of step: rank 0 is in call|and was done",
     ),
@@ -369,7 +372,7 @@ RIGHT = {
         (SEARCH, "    return min((caps[0] / k for k in range(1, 65)), key=lambda c: seconds(int(c))) / MIB\n"),
         (BROADCAST, "    dist.all_reduce(cap_mib, op=dist.ReduceOp.MIN)\n"),
     ],
-    (MEND, "one loop"): flat(
+    (ACCUMULATE, "one loop"): flat(
         (
             "        with ddp",
             "        first = (i - 1) // accumulate * accumulate\n"
@@ -378,12 +381,12 @@ RIGHT = {
         ("if i % accumulate else", "if i < first + size else"),
         (") / accumulate)", ") / size)"),
     ),
-    (MEND, "divides the gradients, and wipes first"): [
+    (ACCUMULATE, "divides the gradients, and wipes first"): [
         DIVISOR,
         (STEP + ZERO, "        for p in model.parameters():\n            p.grad /= len(window)\n" + STEP),
         (INNER, ZERO + INNER),
     ],
-    (MEND, "one no_sync for many"): [
+    (ACCUMULATE, "one no_sync for many"): [
         (
             INNER + "            last = i == len(window)\n" + NO_SYNC + LOSS + BACKWARD,
             "        with ddp.no_sync():\n"
@@ -396,30 +399,30 @@ RIGHT = {
 }
 
 # Those whose ranks end, raise or diverge, and one that computes for five seconds.
-ALONE = [(CHOOSE, "searches every byte"), (CHOOSE, "rounds down"), (MEND, "one rank sits out the rest")]
+ALONE = [(CHOOSE, "searches every byte"), (CHOOSE, "rounds down"), (ACCUMULATE, "one rank sits out the rest")]
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory, request):
-    """What each solution hears that keeps its ranks together."""
+def messages(tmp_path_factory, request):
+    """The message to each solution that keeps its ranks together."""
     solutions = {(name, "solution"): [] for name in NAMES}
     edits = {**solutions, **RIGHT, **{key: edits for key, (edits, _) in WRONG.items()}}
     asked = asked_for(request) - {*ALONE}
-    return heard_each({key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("said"))
+    return first_messages_each({key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("messages"))
 
 
 @pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
-def test_a_wrong_solution_hears_why(key, said):
-    teaches(said[key], WRONG[key][1])
+def test_a_wrong_solution_gets_the_reason(key, messages):
+    mentions(messages[key], WRONG[key][1])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("key", ALONE, ids=str)
-def test_one_that_needs_ranks_of_its_own_hears_why(key, tmp_path):
+def test_one_that_needs_ranks_of_its_own_gets_the_reason(key, tmp_path):
     edits, words = WRONG[key]
-    teaches(first_failure(key[0], tmp_path, text_of(key[0], *edits)), words)
+    mentions(first_failure(key[0], tmp_path, text_of(key[0], *edits)), words)
 
 
 @pytest.mark.parametrize("key", tiered([*((name, "solution") for name in NAMES), *RIGHT], often=1))
-def test_a_right_solution_passes(key, said):
-    assert said[key] == ""
+def test_a_right_solution_passes(key, messages):
+    assert messages[key] == ""

@@ -1,9 +1,9 @@
-"""The grader of sync-gradients: right solutions pass, each wrong one hears what is wrong with it."""
+"""The grader of sync-gradients: right solutions pass, each wrong one gets the reason."""
 
 import textwrap
 
 import pytest
-from graded import asked_for, first_failure, heard, teaches, text_of, tiered
+from graded import asked_for, first_failure, first_messages, mentions, text_of, tiered
 
 NAME = "sync-gradients"
 IMPORTS = "import torch\nimport torch.distributed as dist\nimport torch.distributed.nn\nfrom torch import nn\n\n\n"
@@ -15,7 +15,7 @@ WRONG = {
         for p in module.parameters():
             dist.all_reduce(p.grad)
         """,
-        "Every parameter holds the sum|nobody divided by 2|is 22 and 22|own gradients gave 2 and 20|right is 11",
+        "Every parameter holds the sum|it was never divided by 2|is 22 and 22|own gradients gave 2 and 20|right is 11",
     ),
     "parameters": (
         """
@@ -23,7 +23,7 @@ WRONG = {
             dist.all_reduce(p.data)
             p.data /= dist.get_world_size()
         """,
-        "changed `0.weight`, which is no gradient|another algorithm",
+        "changed `0.weight`, which is not a gradient|another algorithm",
     ),
     "rank 0 only": (
         """
@@ -42,7 +42,7 @@ WRONG = {
             means.append(mean / dist.get_world_size())
         return means
         """,
-        "own gradient|returned a list, which nobody reads",
+        "own gradient|returned a list, which is never read",
     ),
     "world size 2": (
         """
@@ -85,7 +85,7 @@ WRONG = {
             dist.all_reduce(p.grad)
             p.grad /= dist.get_world_size()
         """,
-        "part at call 1: rank 0 calls all_reduce of 12 float32 elements, rank 1 calls all_reduce of 2|same order",
+        "diverge at call 1: rank 0 calls all_reduce of 12 float32 elements, rank 1 calls all_reduce of 2|same order",
     ),
     "only rank 0 calls": (
         """
@@ -130,7 +130,7 @@ WRONG = {
                 dist.all_reduce(p.grad)
                 p.grad /= dist.get_world_size()
         """,
-        "part at call 1: rank 0 calls all_reduce of 12 float32 elements, rank 1 calls all_reduce of 6",
+        "diverge at call 1: rank 0 calls all_reduce of 12 float32 elements, rank 1 calls all_reduce of 6",
     ),
     "divides by the users": (
         """
@@ -169,7 +169,7 @@ WRONG = {
                 dist.all_reduce(p.grad)
                 p.grad /= dist.get_world_size()
         """,
-        "After step 2 of 3|a later one uses something of it",
+        "After step 2 of 3|a later one reuses something from it",
     ),
 }
 
@@ -196,28 +196,28 @@ ANOTHER = """
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory, request):
-    """What each solution hears that keeps its ranks together."""
+def messages(tmp_path_factory, request):
+    """The message to each solution that keeps its ranks together."""
     texts = {
         "solution": text_of(NAME),
         "another": mine(ANOTHER),
         **{key: mine(body) for key, (body, _) in WRONG.items()},
     }
     asked = asked_for(request) - {*ALONE}
-    return heard(NAME, {key: texts[key] for key in texts if key in asked}, tmp_path_factory.mktemp("said"))
+    return first_messages(NAME, {key: texts[key] for key in texts if key in asked}, tmp_path_factory.mktemp("messages"))
 
 
 @pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
-def test_a_wrong_solution_hears_why(key, said):
-    teaches(said[key], WRONG[key][1])
+def test_a_wrong_solution_gets_the_reason(key, messages):
+    mentions(messages[key], WRONG[key][1])
 
 
 @pytest.mark.parametrize("name", tiered(ALONE, often=1))
-def test_one_that_ends_or_parts_the_ranks_hears_why(name, tmp_path):
+def test_one_whose_ranks_end_or_diverge_gets_the_reason(name, tmp_path):
     body, words = WRONG[name]
-    teaches(first_failure(NAME, tmp_path, mine(body)), words)
+    mentions(first_failure(NAME, tmp_path, mine(body)), words)
 
 
 @pytest.mark.parametrize("key", tiered(["solution", "another"], often=1))
-def test_a_right_solution_passes(key, said):
-    assert said[key] == ""
+def test_a_right_solution_passes(key, messages):
+    assert messages[key] == ""

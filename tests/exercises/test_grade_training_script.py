@@ -1,10 +1,10 @@
-"""The grader of distributed-training-script: right files pass, each wrong one hears what is wrong with it."""
+"""The grader of distributed-training-script: right files pass, each wrong one gets the reason."""
 
 import os
 from pathlib import Path
 
 import pytest
-from graded import first_failure, passes_all, teaches, tiered
+from graded import first_failure, mentions, passes_all, tiered
 
 from ddplab.grading.exercises import EXERCISES
 from tools import ended
@@ -36,7 +36,7 @@ WRONG = {
     "no cleanup": ([("dist.destroy_process_group()", "pass")], "rank 0 still has a process group|destroy_process"),
     "a port in the code": (
         [('f"tcp://127.0.0.1:{port}"', '"tcp://127.0.0.1:29617"')],
-        "Nobody listens at the port that `setup_ddp` was given",
+        "Nothing listens at the port that `setup_ddp` was given",
     ),
     "reads the variables of torchrun": (
         [('"gloo", meet, rank=rank, world_size=world_size', '"gloo"')],
@@ -76,7 +76,7 @@ WRONG = {
     "the last batch is dropped": ([("sampler=sampler", "sampler=sampler, drop_last=True")], "6, 6 and 6 of 20|needs 7"),
     "the batch is divided": (
         [("(dataset, batch_size, ", "(dataset, batch_size // world_size, ")],
-        "A step has 1 samples on a rank; `batch_size` is 3, and counts per rank",
+        "A step has 1 sample on a rank; `batch_size` is 3, and counts per rank",
     ),
     # the gradients
     "not wrapped": (
@@ -99,7 +99,7 @@ WRONG = {
     ),
     "loss not averaged": (
         [(REDUCE, "        mean = seen[:1] / seen[1]\n        dist.all_reduce(mean)"), (MEAN, "mean.item()")],
-        "It is the sum over the ranks: nobody divided by 2",
+        "It is the sum over the ranks: it was never divided by 2",
     ),
     "mean of step means": (
         [("loss.detach() * len(x), torch.full_like(loss, len(x))", "loss.detach(), torch.ones_like(loss)")],
@@ -116,7 +116,7 @@ WRONG = {
     "prints on every rank": ([("        if rank == 0:", "        if True:")], "Rank 1 prints too: on 64 ranks"),
     "no barrier": (
         [("    dist.barrier()", "    pass")],
-        "Rank 1 came back from `train_ddp` before `model.pt`|barrier()",
+        "Rank 1 returned from `train_ddp` before `model.pt`|barrier()",
     ),
     "a barrier for rank 0": (
         [("    dist.barrier()", "        dist.barrier()")],
@@ -150,7 +150,7 @@ WRONG = {
         [(SPAWN, f'    __import__("os").environ["MASTER_PORT"] = str(port)\n{SPAWN}')],
         "leaves MASTER_PORT changed in `os.environ`",
     ),
-    "nobody hears of a failure": (
+    "a failure is swallowed": (
         [(SPAWN, f"    torch.save([0.0], folder / 'losses.pt')\n    try:\n    {SPAWN}\n    except Exception: pass")],
         "Rank 1 raised, and `launch_distributed` returned",
     ),
@@ -158,9 +158,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", tiered(WRONG))
-def test_a_wrong_solution_hears_why(name, tmp_path):
+def test_a_wrong_solution_gets_the_reason(name, tmp_path):
     edits, words = WRONG[name]
-    teaches(first_failure(NAME, tmp_path, but(*edits), timeout_s=30), words)
+    mentions(first_failure(NAME, tmp_path, but(*edits), timeout_s=30), words)
 
 
 @pytest.mark.full
@@ -205,7 +205,7 @@ def test_what_it_starts_ends_with_the_check(tmp_path):
     note = f"open({str(tmp_path / 'pids')!r}, 'a').write(f'{{__import__(\"os\").getpid()}}\\n')"
     hang = f"    if 'learner.py' in __file__:\n        {note}\n        while True: pass\n    device = setup_ddp(rank"
     outcome = first_failure(NAME, tmp_path, but(("    device = setup_ddp(rank", hang)), timeout_s=8)
-    teaches(outcome, "It still ran after 8 s, and was stopped")
+    mentions(outcome, "It still ran after 8 s, and was stopped")
     pids = [int(pid) for pid in Path(tmp_path / "pids").read_text().split()]
     assert len(pids) == 3
     assert os.getpid() not in pids

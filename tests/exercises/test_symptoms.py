@@ -6,8 +6,8 @@ from graded import EXERCISES
 
 from ddplab.grading.checks import Wrong
 from ddplab.grading.exercises import section
+from ddplab.grading.recorder import Call
 from ddplab.grading.symptoms import expect_gradients, mean, usual
-from ddplab.grading.witness import Call
 
 
 def of(*values):
@@ -22,7 +22,7 @@ def of(*values):
 LOCAL = [of(2.0, 5.0), of(10.0, -7.0), of(30.0, 14.0)]  # on three ranks
 
 
-def said(seen, local=LOCAL, **more):
+def message_for(seen, local=LOCAL, **more):
     with pytest.raises(Wrong) as wrong:
         expect_gradients(seen, mean(local), local, **more)
     return wrong.value.message
@@ -52,11 +52,11 @@ def test_the_mean_is_right():
     ],
 )  # fmt: skip
 def test_wrong_numbers_are_explained(seen, words):
-    assert words in said(seen)
+    assert words in message_for(seen)
 
 
 def test_the_numbers_of_the_first_wrong_element_are_shown():
-    message = said([of(14.0, 12.0)] * 3)
+    message = message_for([of(14.0, 12.0)] * 3)
     assert message.startswith("`b` (the other 1 is right) holds the sum")
     assert (
         "Element 0 of `b` is 12, 12 and 12 on ranks 0, 1 and 2, whose own gradients gave 5, -7 and 14; right is 4."
@@ -67,17 +67,17 @@ def test_the_numbers_of_the_first_wrong_element_are_shown():
 def test_a_rank_without_a_gradient_counts_as_zero():
     local = [of(6.0), of(None), of(12.0)]
     expect_gradients([of(6.0)] * 3, mean(local), local)
-    assert "divided by the number of ranks that have it, not by 3" in said([of(9.0)] * 3, local)
+    assert "divided by the number of ranks that have it, not by 3" in message_for([of(9.0)] * 3, local)
     nobody = [of(None)] * 3
     expect_gradients(nobody, mean(nobody), nobody)
-    assert "although no rank computed one" in said([of(0.0)] * 3, nobody)
+    assert "although no rank computed one" in message_for([of(0.0)] * 3, nobody)
 
 
-def test_a_missing_wait_is_told_apart():
+def test_a_missing_wait_is_recognized():
     flights = [[Call("all_reduce", 2, "float32", asynchronous=True, waited=False)]] * 3
-    assert "1 of 1 asynchronous calls were never waited for" in said(LOCAL, calls=flights)
+    assert "1 of 1 asynchronous calls were never waited for" in message_for(LOCAL, calls=flights)
     flights = [[Call("all_reduce", 2, "float32", asynchronous=True, waited=True)]] * 3
-    assert "is lost, a division too" in said([of(42.0, 12.0)] * 3, calls=flights)
+    assert "is lost, a division too" in message_for([of(42.0, 12.0)] * 3, calls=flights)
 
 
 def test_every_symptom_has_a_section_that_exists():

@@ -28,11 +28,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplab import checkpoint, device, launch
+from ddplab import device, launch
 from ddplab.checkpoint import CheckpointError, CheckpointManager
 from ddplab.runtime.launcher import LaunchError
 from tools import missing
 
+EVENTS = {"open", "os.listdir", "os.rename", "os.remove"}  # what Python reports of work on files, before it is done
 KILLS = int(os.environ.get("KILLS", "30"))
 
 
@@ -321,14 +322,14 @@ def test_killed_at_any_moment(tmp_path):
     assert left["saves"] >= KILLS / 2  # and the run went on between the kills
 
 
-def test_killed_at_every_line(in_memory):
-    """A save is killed in front of its first line in the folder, the second, and so on to the last."""
+def test_killed_before_every_file_operation(in_memory):
+    """A save is killed before the first thing that it does with the files of its folder, the second, and so on."""
 
     def worker(folder):
         torch.set_num_threads(1)
-        where = []
-        while not where or where[-1] != "end":
-            shared, at = mmap.mmap(-1, 64), len(where)
+        last = []
+        while not last or last[-1] != "end":
+            shared, at = mmap.mmap(-1, 64), len(last)
 
             def run(at=at, shared=shared):
                 manager = CheckpointManager(folder, keep=2)
@@ -336,35 +337,30 @@ def test_killed_at_every_line(in_memory):
                 manager.save(simple(2), 2)
                 passed = 0
 
-                def trace(frame, event, _):
+                def before(event, arguments):
                     nonlocal passed
-                    if frame.f_code.co_filename.endswith("ddplab/checkpoint.py") and event in ("line", "return"):
-                        name = frame.f_code.co_name
-                        if name in ("_write", "_own_the_folder", "_rotate", "_fsync_folder"):
-                            if passed == at:
-                                shared[: len(name)] = name.encode()
-                                os.kill(os.getpid(), signal.SIGKILL)
-                            passed += 1
-                    return trace
+                    if event in EVENTS and str(arguments[0]).startswith(folder):
+                        if passed == at:
+                            shared[: len(event)] = event.encode()
+                            os.kill(os.getpid(), signal.SIGKILL)
+                        passed += 1
 
-                sys.settrace(trace)
+                sys.addaudithook(before)
                 manager.save(simple(3), 3)
-                sys.settrace(None)
                 shared[:3] = b"end"
 
             for path in Path(folder).glob("*"):
                 path.unlink()
             os.waitpid(in_child(run), 0)
-            where.append(shared[:64].rstrip(b"\0").decode())
-            check_after_kill(folder, 3 if where[-1] == "end" else 2, 2)
+            last.append(shared[:64].rstrip(b"\0").decode())
+            check_after_kill(folder, 3 if last[-1] == "end" else 2, 2)
             saved(folder, 4, keep=2)  # in this process; it sweeps what the killed one left
             assert not list(Path(folder).glob("*.draft"))
             assert len(list(Path(folder).glob("step-*"))) <= 2
-        return where
+        return last
 
-    (where,) = launch(worker, 1, str(in_memory), init=False, timeout_s=60)
-    assert {"_write", "_own_the_folder", "_rotate", "_fsync_folder"} <= set(where)
-    assert len(where) > 25
+    ((*killed_before, _),) = launch(worker, 1, str(in_memory), init=False, timeout_s=60)
+    assert set(killed_before) == EVENTS
 
 
 def test_what_reaches_the_disk_in_which_order(tmp_path, monkeypatch):
@@ -447,7 +443,7 @@ class Hostile:
         return (os.mkdir, (self.path,))
 
 
-def test_a_hostile_pickle(tmp_path, monkeypatch):
+def test_a_hostile_pickle(tmp_path):
     """Its checksum is right, since whoever wrote it could compute one; it is named, and nothing of it runs."""
     manager = saved(tmp_path, 1)
     trap, path = tmp_path / "trap", tmp_path / "step-00000002.pt"
@@ -463,10 +459,8 @@ def test_a_hostile_pickle(tmp_path, monkeypatch):
         path.write_bytes(content + f"\nsha256 {hashlib.sha256(content).hexdigest()}\n".encode())
         with pytest.raises(CheckpointError, match=message):
             manager.load(simple())
-        with monkeypatch.context() as without:
-            without.setattr(checkpoint, "_refuse_code", lambda path: None)
-            with pytest.raises(CheckpointError, match="cannot be read"):  # torch refuses it, too
-                manager.load(simple())
+        with pytest.raises((pickle.UnpicklingError, ValueError)):  # torch refuses it, too
+            torch.load(path)
         assert not trap.exists()
     assert manager.load(step=1)["step"] == 1
     pickle.loads(raw)
@@ -609,7 +603,7 @@ def test_a_folder_that_is_a_file(tmp_path):
 
 
 def test_one_rank_that_fails_takes_all_along(tmp_path):
-    """What differs between ranks is told to all of them, and nobody waits."""
+    """What differs between ranks is reported on all of them, and nobody waits."""
 
     def different_steps(folder):
         tries(folder, 10 + dist.get_rank())
@@ -662,7 +656,7 @@ def test_a_rank_that_is_gone(tmp_path):
 
 
 def test_two_runs_on_one_folder(tmp_path):
-    """The second is told so while the first lives, at whatever moment of its life; then it may have the folder."""
+    """The second is refused while the first lives, at whatever moment of its life; then it may have the folder."""
 
     def worker(folder):
         torch.set_num_threads(1)
@@ -706,7 +700,7 @@ def test_two_runs_on_one_folder(tmp_path):
 
 
 def test_a_reader_beside_a_writer(tmp_path):
-    """Who reads while another process saves and rotates gets a whole checkpoint, or is told that it is gone."""
+    """Who reads while another process saves and rotates gets a whole checkpoint, or an error that it is gone."""
 
     def worker(folder):
         torch.set_num_threads(1)

@@ -473,7 +473,7 @@ NAN, INF = math.nan, math.inf
         (lambda: bus_bandwidth(1, 2, 0), r"seconds must be .* above 0; got 0"),
         (lambda: fit_link([]), r"samples must hold at least two different sizes; got 0"),
         (lambda: fit_link([(10, 1.0), (10, 1.1)]), r"two different sizes; got 2"),
-        (lambda: fit_link([(10, 1.0), (1000, 0.001)]), r"samples must take longer with more bytes"),
+        (lambda: fit_link([(10, 1.0), (1000, 0.001)]), r"samples with more bytes must take longer"),
         (lambda: fit_link([(10, 0.0), (20, 1.0)]), r"samples\[0\] seconds must be .* got 0.0"),
         (lambda: fit_link([(10, 1.0, 1), (20, 2.0, 1)]), r"samples\[0\] ranks must be 2 or more; got 1"),
         (lambda: fit_link([(10, 1.0), (20, 2.0)], algorithm="gloo"), r"algorithm must be ring, .*; got 'gloo'"),

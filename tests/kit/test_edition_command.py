@@ -118,10 +118,10 @@ def test_values_of_other_units_or_beside_zero_have_no_ratio(editions, capsys):
 
 def test_unusable_editions_are_refused_in_one_line(editions, capsys):
     here = ("--editions", editions)
-    assert "unknown edition 'h20'; did you mean 'h200'? there is cpu, h200" in refused(
-        capsys, "edition", "diff", "cpu", "h20", *here
+    assert "unknown edition 'h20'; did you mean 'h200'?" in refused(capsys, "edition", "diff", "cpu", "h20", *here)
+    assert "cpu and cpu are the same edition; name two different ones" in refused(
+        capsys, "edition", "diff", "cpu", "cpu", *here
     )
-    assert "cpu and cpu are the same edition; name two" in refused(capsys, "edition", "diff", "cpu", "cpu", *here)
     (editions / "cpu/labs/one.json").write_text("{")
     assert "labs/one.json is damaged" in refused(capsys, "edition", "diff", "cpu", "h200", *here)
 
@@ -217,28 +217,28 @@ def block(**changes: object) -> dict:
     [
         ({"../evil.json": "{}"}, "'../evil.json' does not belong"),
         ({"/tmp/evil.json": "{}"}, "'/tmp/evil.json' does not belong"),
-        ({"labs/../../evil.json": "{}"}, "does not belong into it"),
+        ({"labs/../../evil.json": "{}"}, "does not belong in an archive"),
         ({"labs/evil.py": "x"}, "'cpu/labs/evil.py' does not belong"),
         ({"manifest.json": None}, "manifest.json is missing"),
         ({"manifest.json": {"edition": "h200", "machine": {}, "dates": []}}, "is of the edition 'h200'"),
-        ({"archive.json": None}, "archive.json is no JSON"),
+        ({"archive.json": None}, "archive.json is not JSON"),
         ({"archive.json": {"format": 2, "edition": "cpu", "sha256": {}}}, "archive.json is of format 2"),
-        ({"labs/one.json": "{"}, "labs/one.json is no JSON"),
-        ({"labs/one.json": "[" * 100_000}, "labs/one.json is no JSON"),
-        ({"labs/one.json": "[1]"}, "labs/one.json is no object"),
+        ({"labs/one.json": "{"}, "labs/one.json is not JSON"),
+        ({"labs/one.json": "[" * 100_000}, "labs/one.json is not JSON"),
+        ({"labs/one.json": "[1]"}, "labs/one.json is not an object"),
         ({"labs/one.json": {**lab(), "key": "none"}}, "labs/one.json: key is 'none'"),
         ({"labs/one.json": {k: v for k, v in lab().items() if k != "key"}}, "labs/one.json lacks 'key'"),
         ({"labs/one.json": lab(values={"gap": {"value": [1], "unit": ""}})}, "values: gap: value is [1]"),
         ({"labs/one.json": lab(values={"gap": {"value": True, "unit": ""}})}, "values: gap: value is True"),
-        ({"labs/one.json": json.dumps(lab()).replace("2.0", "NaN")}, "NaN is no number"),
+        ({"labs/one.json": json.dumps(lab()).replace("2.0", "NaN")}, "NaN is not a number"),
         ({"labs/one.json": json.dumps(lab()).replace("2.0", "1e999")}, "value is inf"),
-        ({"labs/one.json": block(printed="text")}, "printed is no list"),
+        ({"labs/one.json": block(printed="text")}, "printed is not a list"),
         ({"labs/one.json": block(figures=[{"file": "../x.svg", "alt": ""}])}, "shows '../x.svg'"),
         ({"labs/one.json": block(figures=[{"file": "one-2.svg", "alt": ""}])}, "shows 'one-2.svg', which is missing"),
         ({"labs/two-1.svg": SVG}, "labs/two-1.svg is shown by no lab"),
         ({"claims/test_it.json": {"machine": {}, "results": {"a": {}}}}, "results: a lacks 'outcome'"),
         ({"claims/test_it.json": claims(sun="perhaps")}, "outcome is 'perhaps'"),
-        ({"labs/one-1.svg": b"\xff\xfe<"}, "is no SVG"),
+        ({"labs/one-1.svg": b"\xff\xfe<"}, "is not SVG"),
         ({"labs/one-1.svg": b"0" * (17 << 20)}, "is larger than 16 MiB"),
     ],
 )
@@ -289,19 +289,19 @@ def test_links_wrong_names_and_wrong_checksums_are_refused(packed, capsys):
     assert "'cpu/labs/one.json' is a link" in refused(
         capsys, "edition", "unpack", forge(packed, {}, link="labs/one.json")
     )
-    assert "name of its edition is '..'" in refused(capsys, "edition", "unpack", forge(packed, {}, name=".."))
+    assert "its edition is named '..'" in refused(capsys, "edition", "unpack", forge(packed, {}, name=".."))
     changed = forge(packed, {"labs/two.json": lab(blocks=[])}, honest=False)
-    assert "labs/two.json is not what was packed" in refused(capsys, "edition", "unpack", changed)
+    assert "labs/two.json is damaged" in refused(capsys, "edition", "unpack", changed)
     more = forge(packed, {"labs/more.json": lab(blocks=[])}, honest=False)
     assert "labs/more.json is missing, or not in archive.json" in refused(capsys, "edition", "unpack", more)
 
 
 def test_what_is_cut_changed_or_no_archive_is_refused(packed, tmp_path, capsys):
-    assert "there is no such file" in refused(capsys, "edition", "unpack", tmp_path / "nothing.zip")
+    assert "no such file" in refused(capsys, "edition", "unpack", tmp_path / "nothing.zip")
     whole = packed.read_bytes()
     for cut in (b"", whole[:100], whole[:-30]):
         packed.write_bytes(cut)
-        assert "is no archive of an edition" in refused(capsys, "edition", "unpack", packed)
+        assert "not an archive of an edition" in refused(capsys, "edition", "unpack", packed)
     middle = bytearray(whole)
     middle[150] ^= 255
     packed.write_bytes(middle)
@@ -311,5 +311,5 @@ def test_what_is_cut_changed_or_no_archive_is_refused(packed, tmp_path, capsys):
 def test_an_edition_with_a_stray_file_is_not_packed(editions, tmp_path, capsys):
     (editions / "cpu/notes.txt").write_text("mine")
     said = refused(capsys, "edition", "archive", "cpu", "--editions", editions, "--into", tmp_path / "out")
-    assert "notes.txt does not belong into an edition" in said
+    assert "notes.txt does not belong in an edition" in said
     assert not (tmp_path / "out").exists()

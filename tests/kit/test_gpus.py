@@ -43,6 +43,14 @@ def worker(touch):
     return dist.get_backend(), str(device()), torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
+def by_gloo(touch):
+    import torch, torch.distributed as dist
+    from ddplab import device
+
+    dist.barrier()
+    dist.all_reduce(torch.ones(2, device=device()), group=dist.new_group(backend="gloo"))
+
+
 def over_a_slow_link():
     # One transfer that the GPU has ready: on which stream the link waits for it, and when it says that was.
     import torch
@@ -58,7 +66,7 @@ def over_a_slow_link():
     return streams, ready.at_s <= sent.launched_s <= sent.done_s - 0.01
 
 
-def noted(*arguments, **options):
+def noted(*arguments, worker=worker, **options):
     evidence.begin(folder / "evidence.json")
     ranks = launch(worker, *arguments, **options, quiet=True)
     (facts,) = evidence.end()["launches"]
@@ -79,7 +87,8 @@ def program(name, ranks, *arguments, own=False):
 
 
 found = {"two": noted(2, True), "three": noted(3, True), "two beside eight": noted(2, True, up_to=8)}
-found |= {"untouched": noted(2, False), "hidden": noted(2, True, env=ON_CPU), "each": a_gpu_each(2)}
+found |= {"by gloo": noted(2, True, worker=by_gloo), "untouched": noted(2, False)}
+found |= {"hidden": noted(2, True, env=ON_CPU), "each": a_gpu_each(2)}
 found["link"] = launch(over_a_slow_link, 1, quiet=True)[0]
 found["hello_ranks"] = program("hello_ranks.py", 2, "--patience=60", "--mib=1")
 tiny = "--width=16 --layers=1 --context=16 --batch=8 --steps=2 --log-every=1 --save-every=999".split()
@@ -93,8 +102,8 @@ def build():
 (folder / "tune.py").write_text('''
 import sys
 from ddplab import cli
-from ddplab.model import tuning
-tuning.MOST_ROUNDS = tuning.LEAST_ROUNDS
+from ddplab.model.tuning import measure
+measure.MOST_ROUNDS = measure.LEAST_ROUNDS
 sys.exit(cli.main(["tune-buckets", "mine:build", "--caps=1", "--seconds=60", "--json"]))
 ''')
 FOLDER = folder
@@ -135,6 +144,8 @@ def test_on_simulated_gpus_each_rank_has_its_own_or_all_share_under_gloo(count, 
     there, facts = found["untouched"]  # nothing of it was on a GPU
     assert there == expected(2, count > 1)
     assert (facts["backend"], facts["gpu"], facts["gpus"]) == ("gloo", None, count)
+    _, facts = found["by gloo"]  # NCCL was there, and had nothing but a barrier to do
+    assert (facts["backend"], facts["gpu"]) == ("gloo", "Simulated GPU 0")
     there, facts = found["hidden"]
     assert there == [["gloo", "cpu", None]] * 2
     assert (facts["backend"], facts["gpu"], facts["gpus"], facts["chosen"]) == ("gloo", None, 0, True)
@@ -157,27 +168,40 @@ def test_on_simulated_gpus_each_rank_has_its_own_or_all_share_under_gloo(count, 
         assert any("share a GPU" in note for note in answer["notes"]) == (not nccl)
 
 
-def test_every_lab_and_file_of_claims_has_a_note_and_nothing_else_has():
+def test_every_lab_and_every_claim_has_a_note():
     """As committed; and what is missing, doubled or gone is named."""
-    labs, _ = gpus.catalog()
-    said = gpus.notes(set(labs), gpus.test_files())
+    labs, claims = gpus.catalog()
+    said = gpus.notes(labs, claims)
+    assert said.keys() == {*labs, *claims}
     assert all(text.endswith(".") for text in said.values())
+
+
+def notes_of(path, about):
+    """Three notes, of "0.", "1.", "2.", about a lab "here" and a claim "one" in a file "test_there"."""
+    texts = (f'[[note]]\ntext = "{i}."\nabout = {json.dumps(names)}\n' for i, names in enumerate(about))
+    path.write_text("".join(texts))
+    return gpus.notes(["here"], {"one": "test_there", "two": "test_there"}, path)
+
+
+def test_a_claim_has_its_own_note_or_that_of_its_file(tmp_path):
+    """The exception wins."""
+    said = notes_of(tmp_path / "notes.toml", [["here"], ["test_there"], ["two"]])
+    assert said == {"here": "0.", "one": "1.", "two": "2."}
 
 
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ([["here"]], "'there' has no note"),
-        ([["here", "there"], ["here"]], "'here' has two notes"),
-        ([["here", "there", "away"]], "'away' is gone"),
+        ([["here", "one", "two"]], "'test_there' has no note"),
+        ([["test_there"]], "'here' has no note"),
+        ([["here", "test_there"], ["here"]], "'here' has two notes"),
+        ([["here", "test_there", "away"]], "'away' is gone"),
     ],
 )
 def test_a_note_that_is_missing_doubled_or_of_what_is_gone_is_refused(about, words, tmp_path):
     """Each in words that name it."""
-    path = tmp_path / "gpus.toml"
-    path.write_text("".join(f'[[note]]\ntext = "x."\nabout = {json.dumps(names)}\n' for names in about))
     with pytest.raises(ValueError, match=words):
-        gpus.notes({"here"}, {"there"}, path)
+        notes_of(tmp_path / "notes.toml", about)
 
 
 def test_expected_backends_follow_ranks_table_and_choice():
@@ -186,5 +210,5 @@ def test_expected_backends_follow_ranks_table_and_choice():
     assert gpus.expected([two, four], 2, one_table=False) == "gloo and nccl"
     assert gpus.expected([two, four], 2, one_table=True) == "gloo"
     assert gpus.expected([two, four], 8, one_table=True) == "nccl"
-    assert gpus.expected([hidden], 8, one_table=False) == "gloo on the CPU"
+    assert gpus.expected([hidden], 8, one_table=False) == "gloo, CPU"
     assert gpus.expected([], 8, one_table=False) == "no launch"

@@ -15,11 +15,13 @@ from unittest.mock import ANY
 import psutil
 import pytest
 
+from ddplab import launch
 from ddplab.recording import machine as facts
 from ddplab.recording import plan
 from ddplab.recording.diff import compare
 from ddplab.recording.edition import Edition
 from ddplab.recording.script import lab_id
+from ddplab.runtime import gpus
 from tools import ended, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +135,7 @@ def stop_during(house: House, name: str, kind: str, sign: signal.Signals) -> Non
     finally:
         process.kill()
     assert process.returncode == 130, said
-    assert "stopped; what is recorded is kept, and the same command goes on" in said
+    assert "stopped; what is recorded is kept; run the same command to continue" in said
     assert int(pid) in [one.pid for one in processes]
     assert all(ended(one.pid) for one in processes)
     assert half_written(house.root / "editions") == []
@@ -237,7 +239,7 @@ def test_what_does_not_fit_into_the_budget_is_not_started_and_what_does_is(house
     assert status == 3, said
     assert house.edition("slice").labs().keys() == {"short"}
     assert "the budget is used up; 1 lab and 2 tests of claims left" in said
-    assert "long takes about 1000 s, more than a budget of 140 s: give a larger one" in said
+    assert "long takes about 1000 s, more than a budget of 140 s: give a larger budget" in said
 
 
 def test_what_runs_when_the_budget_ends_is_left_for_the_next_call(house):
@@ -330,9 +332,9 @@ def two_gpus(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    facts._nvidia_smi.cache_clear()
+    gpus.nvidia_smi.cache_clear()
     yield program
-    facts._nvidia_smi.cache_clear()
+    gpus.nvidia_smi.cache_clear()
 
 
 def test_gpus_are_what_nvidia_smi_tells_of_them(two_gpus, monkeypatch):
@@ -357,9 +359,16 @@ def test_gpus_that_cuda_may_not_see_are_not_counted(two_gpus, monkeypatch, visib
     assert len(facts.machine()["gpus"]) == count
 
 
+def test_a_launch_of_no_given_size_has_a_rank_for_each_gpu(two_gpus, monkeypatch):
+    two_gpus.write_text("#!/bin/sh\nfor i in 1 2 3 4; do echo Simulated, GPU-$i, 580.1; done\n")
+    assert launch(lambda: os.environ["RANK"], init=False) == ["0", "1", "2", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,3")
+    assert launch(lambda: os.environ["RANK"], init=False) == ["0", "1", "2"]
+
+
 @pytest.mark.parametrize("program", ["exit 9", "echo no devices were found; exit 6", "sleep 100"])
 def test_an_nvidia_smi_that_fails_or_hangs_is_no_obstacle(two_gpus, monkeypatch, program):
-    monkeypatch.setattr(facts, "_BOUND_S", 0.3)
+    monkeypatch.setattr(gpus, "_BOUND_S", 0.3)
     two_gpus.write_text(f"#!/bin/sh\n{program}\n")
     assert facts.machine()["cpu"]
     facts.hardware()

@@ -7,8 +7,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 EXTENSIONS = ROOT / "handbook"
 
@@ -217,20 +215,15 @@ class Book:
         return subprocess.run([*command, str(self.source), str(out)], capture_output=True, text=True, timeout=150)
 
 
-@pytest.fixture(scope="session")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Book:
-    source = tmp_path_factory.mktemp("book") / "source"
-    for folder in ("labs", "more"):
-        (source / folder).mkdir(parents=True)
-    files = {"conf.py": CONF, "manifest.json": MANIFEST, "index.md": INDEX, "first.md": FIRST, "second.md": SECOND}
-    files |= {"labs/index.md": LABS, "labs/lab_one.md": LAB, "plot.svg": _plot()}
-    files |= {"third.md": THIRD, "more/index.md": LIST, "more/page.md": PAGE}
-    for name, text in files.items():
-        (source / name).write_text(text, encoding="utf-8")
-    return Book(source)
+@dataclass(frozen=True)
+class Built:
+    """What a build left: its folder, and its warnings."""
+
+    out: Path
+    warnings: str
 
 
-def _plot() -> str:
+def plot() -> str:
     """A figure as the labs make it."""
     import io
 
@@ -249,33 +242,3 @@ def _plot() -> str:
         figure.savefig(text, format="svg")
         plt.close(figure)
     return text.getvalue()
-
-
-@dataclass(frozen=True)
-class Built:
-    """What a build left: its folder, and its warnings."""
-
-    out: Path
-    warnings: str
-
-
-def _build(book: Book, builder: str, folder: str) -> Built:
-    out = book.source.parent / folder
-    done = book.build(builder, out)
-    assert done.returncode == 0, done.stderr
-    return Built(out, done.stderr)
-
-
-@pytest.fixture(scope="session")
-def sample_pdfs(book: Book) -> Built:
-    return _build(book, "bookpdf", "pdf")
-
-
-@pytest.fixture(scope="session")
-def sample_html(book: Book) -> Built:
-    return _build(book, "html", "html")
-
-
-@pytest.fixture(scope="session")
-def sample_epub(book: Book) -> Built:
-    return _build(book, "epub", "epub")

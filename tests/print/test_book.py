@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pypdf import PdfReader
 
-from _ext.cards.card_source import read_cards
+from _ext.cards.cards import cards_of_the_book
 from tools import need, need_pango
 
 ROOT = Path(__file__).parents[2]
@@ -109,14 +109,15 @@ def companion(pdf) -> Printed:
 
 
 def code_lines(script: Path) -> list[str]:
-    """The lines of a gallery script that its page shows as code."""
+    """The lines of a gallery script that its page shows as code: not those of blocks that only draw."""
     text = script.read_text(encoding="utf-8")
     docstring = ast.parse(text).body[0]
     lines = text.splitlines()[docstring.end_lineno :]
-    shown, prose = [], False
+    shown, prose, draws = [], False, False
     for line in lines:
         prose = line.startswith("# %%") or (prose and line.startswith("#"))
-        if not prose and line.strip():
+        draws = not prose and (draws or line == "# drawing")
+        if not prose and not draws and line.strip():
             shown.append(line)
     return shown
 
@@ -132,7 +133,7 @@ def check_cards(cards, text: str) -> None:
 
 def test_a_chapter_has_its_cards_its_figures_and_right_page_numbers(chapter):
     chapter.check()
-    cards = [card for card in read_cards(ROOT / "handbook").values() if card.path.stem == "idea"]
+    cards = [card for card in cards_of_the_book().values() if card.path.stem == "idea"]
     assert len(cards) >= 5
     check_cards(cards, chapter.text)
     assert chapter.reader.metadata.title.endswith("The DDP Handbook")
@@ -141,7 +142,7 @@ def test_a_chapter_has_its_cards_its_figures_and_right_page_numbers(chapter):
 @pytest.mark.full
 def test_the_handbook_has_every_card_and_right_page_numbers(handbook):
     handbook.check()
-    cards = read_cards(ROOT / "handbook")
+    cards = cards_of_the_book()
     assert len([card for card in cards.values() if card.kind == "interview"]) >= 12
     assert len([card for card in cards.values() if card.kind == "quiz"]) >= 5
     check_cards(cards.values(), handbook.text)
@@ -153,6 +154,9 @@ def test_the_companion_has_every_line_of_every_lab_and_right_page_numbers(compan
     for script in sorted(ROOT.glob("gallery/*/plot_*.py")):
         missing = [line for line in code_lines(script) if flat(line) not in companion.text]
         assert not missing, f"{script.name}: {missing[:3]}"
+        drawings = script.read_text(encoding="utf-8").count("\n# drawing\n")
+        named = flat(f"Drawing code: {script.relative_to(ROOT)}")
+        assert companion.text.count(named) == drawings, script.name
 
 
 @pytest.mark.full

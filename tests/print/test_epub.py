@@ -6,13 +6,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from sample_book import Built, book, sample_epub  # noqa: F401  (fixtures)
+from sample_book import Built
 
 from tools import need
 
 
 @pytest.fixture(scope="module")
-def path(sample_epub: Built) -> Path:  # noqa: F811
+def path(sample_epub: Built) -> Path:
     return sample_epub.out / "sample.epub"
 
 

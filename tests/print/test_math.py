@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from sample_book import Book, Built, book, sample_html  # noqa: F401  (fixtures)
+from sample_book import Book, Built
 
 from _ext.forms import math_svg
 
@@ -24,7 +24,7 @@ FORMULAS = [
 
 
 @pytest.fixture(scope="module")
-def page(sample_html: Built) -> str:  # noqa: F811
+def page(sample_html: Built) -> str:
     return (sample_html.out / "first.html").read_text(encoding="utf-8")
 
 
@@ -41,7 +41,7 @@ def test_what_the_book_uses_is_drawn(tex, inline):
 
 
 def test_parentheses_grow_with_their_content_only():
-    """ziamath 0.13 draws a parenthesis of 80 em around a sum, unless told that the sum does not stretch."""
+    """ziamath 0.13 draws a parenthesis of 80 em around a sum, unless it knows that the sum does not stretch."""
     assert math_svg.draw(r"\left(\sum_b T_b\right)", inline=False).height_em < 4
 
 
@@ -86,7 +86,7 @@ def test_no_script_draws_mathematics(page):
     assert "mathjax" not in re.sub(r'class="[^"]*"', "", page).lower()
 
 
-def test_a_tex_error_names_file_line_and_tex(book: Book, tmp_path):  # noqa: F811
+def test_a_tex_error_names_file_line_and_tex(book: Book, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "conf.py").write_text((book.source / "conf.py").read_text(encoding="utf-8"), encoding="utf-8")

@@ -148,7 +148,7 @@ def test_one_page_for_each_slide_stacks_and_breaks_included_hidden_ones_left_out
     assert "first step" in shown[5]
     assert "second step" in shown[5]
     assert "Behind the break" in shown[6]
-    assert "the slide 'Too much' does not fit on its page; say less" in warnings
+    assert "the slide 'Too much' does not fit on its page; shorten it" in warnings
     assert warnings.count("WARNING") == 1
 
 
@@ -176,10 +176,9 @@ def test_notes_stand_below_their_slide_and_only_in_the_handout(sample):
     assert float(page.mediabox.height) > float(page.mediabox.width)
 
 
-def test_code_is_coloured_and_lanes_are_lanes_without_a_script(sample):
+def test_lanes_notes_and_kinds_of_slides_are_in_the_page(sample):
     page = BeautifulSoup((sample[0] / "sample.html").read_text(), "html.parser")
     code = page.find("section", id="code")
-    assert code.select_one(".highlight-python .k").get_text() == "def"
     assert [lane["class"][1] for lane in page.select(".lanes .lane")] == ["r0", "r1"]
     assert code.select_one("aside.notes code").get_text() == "x < y"
     assert "deck-title" in page.find("section", id="a-sample-a-test")["class"]
@@ -215,6 +214,8 @@ def test_the_scheme_can_be_chosen_in_the_address(browser, sample, asked, paper):
     page = browser.new_page()
     page.goto((sample[0] / "sample.html").as_uri() + asked)
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+    colors = page.locator("#code pre span").evaluate_all("all => all.map(one => getComputedStyle(one).color)")
+    assert len(set(colors)) > 2, "code is coloured"
     page.close()
 
 
@@ -273,8 +274,8 @@ def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides, deck_names):
         number = 0
         for slide, page, joined in zip(expected, shown, shared, strict=True):
             assert slide.title.split()[0] in page
-            said = re.sub(r"\s+", "", outside_formulas(slide.notes))
-            assert said[:40] in re.sub(r"\s+", "", handout[number])
+            notes = re.sub(r"\s+", "", outside_formulas(slide.notes))
+            assert notes[:40] in re.sub(r"\s+", "", handout[number])
             number += not joined
 
 

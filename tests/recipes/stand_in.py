@@ -17,6 +17,8 @@ import torch.distributed as dist
 import torch.distributed.nn  # before the group, see hello_ddp.py
 from torch.nn.parallel import DistributedDataParallel
 
+from ddplab.runtime.group import leave_group
+
 SAVED = 75
 
 
@@ -25,7 +27,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def main() -> tuple[int, dist.Work]:
+def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--meet-s", type=float, default=60, help="how long ranks wait for each other at first")
@@ -55,9 +57,7 @@ def main() -> tuple[int, dist.Work]:
         began = time.monotonic()
         try:
             stop = torch.tensor(len(asked))
-            dist.all_reduce(
-                stop, group=group
-            )  # all stop at the same step, though the signal comes to each in its own time
+            dist.all_reduce(stop, group=group)  # all stop at the same step: the signal comes to each in its own time
             if stop:
                 if dist.get_rank() == 0:
                     state = {"step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
@@ -75,11 +75,9 @@ def main() -> tuple[int, dist.Work]:
     else:
         weights = torch.cat([p.detach().flatten() for p in model.parameters()])
         say(f"weights {hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]} of {dist.get_world_size()} ranks")
-    dist.barrier()
-    group = dist.group.WORLD
-    dist.destroy_process_group()
-    return code, group  # see hello_ddp.py
+    leave_group()
+    return code
 
 
 if __name__ == "__main__":
-    sys.exit(main()[0])
+    sys.exit(main())

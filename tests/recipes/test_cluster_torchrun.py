@@ -64,7 +64,7 @@ def test_shaped_link(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def test_link_down(nodes: Nodes) -> None:
-    """Nobody is told: each rank waits for the process group's timeout, and the agent for TCP to give up."""
+    """Nobody gets a message: each rank waits for the process group's timeout, and the agent for TCP to give up."""
     programs = running(nodes)
     with nodes.unplugged(nodes[1]):
         for program in programs:

@@ -93,7 +93,7 @@ def test_slurm_numbers_processes(slurm: Slurm, tmp_path: Path) -> None:
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(told[0])
 
 
-# -- Kubernetes: the manifest against the schema, and what torchrun does with what the pods are told --------
+# -- Kubernetes: the manifest against the schema, and what torchrun does with the variables of the pods --------
 
 
 def manifest() -> dict:

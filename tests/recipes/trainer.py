@@ -17,6 +17,7 @@ import torch
 from ddplab import LaunchError, launch
 from ddplab.labs.machines import Fork, Program
 from ddplab.labs.recipes import FOLDER
+from ddplab.runtime.environment import torchrun_variables
 from ddplab.runtime.needs import ON_CPU  # ranks would share a GPU, and one rank in bf16 is not two in fp32
 from tools import free_port
 
@@ -40,35 +41,28 @@ class Rank:
 
 def start(ranks: int, *args: object, program: Path = TRAIN, slurm: bool = False, cwd: Path | None = None) -> list[Rank]:
     """Run the program as a launcher would, without one: so each rank's exit code and words are seen."""
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    words = {"RANK": "RANK", "LOCAL_RANK": "LOCAL_RANK", "WORLD_SIZE": "WORLD_SIZE"}
-    if slurm:
-        meet = {"SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": str(os.getpid())}
-        words = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS"}
+    port = free_port()
     command = ["python", str(program), *map(str, args)]
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for r in range(ranks):
-            env = {
-                **ON_CPU,
-                **meet,
-                words["RANK"]: str(r),
-                words["LOCAL_RANK"]: str(r),
-                words["WORLD_SIZE"]: str(ranks),
-            }
+            env = torchrun_variables(r, ranks, port)
+            if slurm:
+                env = {"SLURM_PROCID": str(r), "SLURM_LOCALID": str(r), "SLURM_STEP_NUM_TASKS": str(ranks)}
+                env |= {"SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": str(os.getpid())}
             fork = partial(Fork, cwd=cwd, stderr=Path(folder) / str(r))
-            started.append(Program(command, {**ON_CPU, **meet, **env}, fork))
+            started.append(Program(command, {**ON_CPU, **env}, fork))
         codes = [process.wait(LIMIT_S) for process in started]
         return [Rank(codes[r], started[r].output, (Path(folder) / str(r)).read_text()) for r in range(ranks)]
 
 
 def start_python(ranks: int, *args: object, program: Path = TRAIN, path: Path) -> list[Rank]:
     """The same in new Pythons, which find modules in this folder first."""
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": f"{path}:{FOLDER.parent}"}
+    port, more = free_port(), {**ON_CPU, "PYTHONPATH": f"{path}:{FOLDER.parent}"}
     processes = [
         subprocess.Popen(
             [sys.executable, str(program), *map(str, args)],
-            env={**os.environ, **ON_CPU, **meet, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": str(ranks)},
+            env={**os.environ, **torchrun_variables(r, ranks, port), **more},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

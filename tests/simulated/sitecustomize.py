@@ -4,11 +4,13 @@ It rehearses what a program decides: which device and backend each rank takes, w
 an edition notes. NCCL is played by gloo, which like NCCL refuses two ranks on one GPU (before 2.30). CUDA tensors are
 CPU tensors with another name in the call that makes them.
 
-It cannot show: that a CPU tensor goes to NCCL, or a CUDA tensor to an operator that has no kernel for it; that work
-on a GPU runs behind the host, so neither a race nor a missing synchronization; memory, speed, NCCL's own failures.
+It cannot show: that a CPU tensor goes to NCCL (or past it to gloo), or a CUDA tensor to an operator that has no kernel
+for it; that work on a GPU runs behind the host, so neither a race nor a missing synchronization; memory, speed, NCCL's
+own failures.
 """
 
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -24,11 +26,12 @@ if COUNT:
     import torch
     import torch.distributed as dist
     from torch import cuda
-    from torch.distributed import distributed_c10d
+    from torch.distributed import device_mesh, distributed_c10d
     from torch.nn.parallel import DistributedDataParallel
     from torch.overrides import TorchFunctionMode
 
-    state = SimpleNamespace(current=0, allocated=0, stream=None, backend={})
+    state = SimpleNamespace(current=0, allocated=0, stream=None, backend={}, used=False, forked=False)
+    os.register_at_fork(after_in_child=lambda: setattr(state, "forked", state.used))
 
 
 def visible():
@@ -37,7 +40,10 @@ def visible():
 
 
 def index(device=None):
-    """The number of a device among the visible ones; refused as CUDA would."""
+    """The number of a device among the visible ones; refused as CUDA would, and to a fork of a process that used it."""
+    if state.forked:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess (simulated)")
+    state.used = True
     if isinstance(device, str):
         device = torch.device(device)
     number = getattr(device, "index", device)
@@ -142,8 +148,8 @@ if COUNT:
         def init_process_group(backend=None, *args, device_id=None, **kwargs):
             asked = backend or ("cpu:gloo,cuda:nccl" if visible() else "gloo")
             real("gloo" if "nccl" in asked else asked, *args, **kwargs)
-            state.backend[dist.group.WORLD] = asked
-            if "nccl" in asked:
+            state.backend[dist.group.WORLD.group_name] = asked
+            if "nccl" in asked and device_id is not None:  # else it would connect with the first CUDA tensor
                 store = distributed_c10d._get_default_store()  # a collective would be counted by the flight recorder
                 store.set(f"simulated/{dist.get_rank()}", uuid(device_id))
                 uuids = {store.get(f"simulated/{rank}") for rank in range(dist.get_world_size())}
@@ -152,9 +158,35 @@ if COUNT:
 
         return init_process_group
 
+    def new_group(ranks=None, timeout=None, backend=None, *args, real=dist.new_group, **kwargs):
+        """Without a backend it has that of all ranks."""
+        group = real(ranks, timeout, backend, *args, **kwargs)
+        if backend is None and hasattr(group, "group_name"):
+            state.backend[group.group_name] = state.backend.get(dist.group.WORLD.group_name, "gloo")
+        return group
+
+    def record_of(nccl, real=torch._C._distributed_c10d._dump_fr_trace):
+        """The flight recorder of gloo, or of the NCCL that it plays."""
+
+        def dump(*what):
+            kept = pickle.loads(real(*what))
+            played = [one for one in kept.pop("entries", []) if nccl == plays_nccl(one["process_group"][0])]
+            for one in played if nccl else ():
+                one["profiling_name"] = one["profiling_name"].replace("gloo:", "nccl:")
+            return pickle.dumps({"entries": played} if nccl else {**kept, "entries": played})
+
+        return dump
+
+    def plays_nccl(name):
+        return state.allocated > 0 and "nccl" in state.backend.get(name, "")
+
+    # In a stack they are torch's: no program stands there.
+    for function in (CudaIsTheCpu.__torch_function__, new_group):
+        function.__code__ = function.__code__.replace(co_filename=torch.overrides.__file__)
+
     def get_backend(group=None, real=dist.get_backend):
         """What was asked for."""
-        return state.backend.get(group or dist.group.WORLD) or real(group)
+        return state.backend.get(getattr(group or dist.group.WORLD, "group_name", None)) or real(group)
 
     def autocast_init(self, device_type, *args, real=torch.autocast.__init__, **kwargs):
         """On the CPU, where the tensors are."""
@@ -166,7 +198,8 @@ if COUNT:
             index(device)
         real(self, module, None, None, *args, **kw)
 
-    cuda.is_available, cuda.device_count = lambda: bool(visible()), lambda: len(visible())
+    cuda.is_available, cuda.is_initialized = lambda: bool(visible()), lambda: state.used and not state.forked
+    cuda.device_count = lambda: len(visible())
     cuda.current_device, cuda.set_device = lambda: state.current, set_device
     cuda.get_device_name = lambda device=None: f"{NAME} {visible()[index(device)]}"
     cuda.get_device_properties = lambda device=None: SimpleNamespace(
@@ -176,7 +209,7 @@ if COUNT:
     cuda.mem_get_info = lambda device=None: (2**36 - state.allocated, 2**36)
     cuda.synchronize = cuda.empty_cache = cuda.reset_peak_memory_stats = lambda device=None: None
     cuda.is_bf16_supported = lambda including_emulation=True: True
-    cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
+    cuda.get_rng_state = lambda device=None: (index(device), torch.get_rng_state())[1]
     cuda.set_rng_state = lambda new_state, device="cuda": None
     cuda.Stream, cuda.Event, cuda.stream = Stream, Event, on_stream
     cuda.current_stream = cuda.default_stream = lambda device=None: state.stream or Stream(device)
@@ -186,6 +219,10 @@ if COUNT:
     torch.accelerator.is_available = lambda: False  # a DataLoader would pin memory
     dist.init_process_group = distributed_c10d.init_process_group = wrap_with_gpus(dist.init_process_group)
     dist.get_backend = distributed_c10d.get_backend = get_backend
+    dist.new_group = distributed_c10d.new_group = device_mesh.new_group = new_group
+    torch._C._distributed_c10d._dump_nccl_trace, torch._C._distributed_c10d._dump_fr_trace = map(
+        record_of, (True, False)
+    )
     DistributedDataParallel.__init__, torch.autocast.__init__ = ddp_init, autocast_init
     threading.Thread.run = in_this_thread_too
     CudaIsTheCpu().__enter__()

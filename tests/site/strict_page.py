@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, Page, Route
 from tools import ROOT
 
 STATIC = ROOT / "handbook" / "_static"
+KINDS = ("step-explorer", "ring-stepper", "interval-calculator")
 _HOST = "http://page.test/"
 _CSP = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'"
 # furo gives the page its colours
@@ -30,6 +31,15 @@ def violations(page: Page, but: Collection[str] = ()) -> list[str]:
         if rule["id"] not in but
         for node in rule["nodes"]
     ]
+
+
+def wait_for(page: Page, expression: str) -> None:
+    """As ``page.wait_for_function``, which needs an eval that the policy of the page forbids."""
+    for _ in range(200):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never: {expression}")
 
 
 class StrictPage:
@@ -73,7 +83,7 @@ class StrictPage:
     def _open(self) -> Page:
         page = self._browser.new_page()
         self._pages.append(page)
-        page.on("console", lambda said: self._wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("console", lambda one: self._wrong.append(one.text) if one.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: self._wrong.append(str(error)))
         page.route("**/*", self._serve)
         page.goto(f"{_HOST}page.html")

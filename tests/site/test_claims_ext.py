@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_book import TinyBook
+from tiny_book import LAUNCH, TinyBook
 
 from _ext.evidence.proofs import read_proofs
 from ddplab.recording.keys import claim_key
@@ -38,7 +38,6 @@ def test_one():
 """
 FIRST = "```{claim} sum-is-two\nThe `sum` is *two*.\n```\n"
 SECOND = ":::{claim} one-is-one\nOne is [one](#place).\n:::\n\n(place)=\n## A place\n"
-LAUNCH = {"ranks": 2, "backend": "gloo", "torch": "2.13.0", "gpu": None, "gpus": 0}
 
 
 @pytest.fixture
@@ -134,9 +133,9 @@ SPOILED = {
     "no claim": (
         {"handbook/first.md": "# One\n"},
         "test_sums.py:15",
-        "test_sum proves 'sum-is-two', which no doc",
+        "test_sum proves 'sum-is-two', which is not a claim",
     ),
-    "no test": ({SUMS: TESTS.split("@")[0]}, "first.md:3", "no test in tests/claims proves the claim 'sum-is-two'"),
+    "no test": ({SUMS: TESTS.split("@")[0]}, "first.md:3", "the claim 'sum-is-two' has no test; mark one"),
     "two tests": ({"tests/claims/test_zero.py": TESTS}, "test_zero.py:15", "as test_sum .*test_sums.py:15. does"),
     "no Python": ({SUMS: "x = (\n"}, "test_sums.py:1", "not valid Python"),
     "no JSON": ({RESULTS: "{\n,"}, "base", "test_sums.json is damaged .*line 2"),
@@ -168,7 +167,7 @@ def test_a_claim_that_failed_ends_the_build(book: TinyBook) -> None:
 
 def test_an_empty_claim_is_reported(book: TinyBook) -> None:
     book.write("handbook/first.md", "# One\n\n```{claim} sum-is-two\n```\n")
-    assert "first.md:3: WARNING: the claim 'sum-is-two' states nothing" in book.build().warnings
+    assert "first.md:3: WARNING: the claim 'sum-is-two' is empty; write the sentence" in book.build().warnings
 
 
 def test_only_pages_with_claims_are_written_again_when_a_result_changes(book: TinyBook) -> None:

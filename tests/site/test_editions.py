@@ -7,10 +7,11 @@ import json
 import os
 import re
 import shutil
-import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from tiny_book import TinyBook
 
 from _ext.evidence import labs
@@ -33,10 +34,6 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey", "image_scrapers": (), "reset_modules": (),
     "show_signature": False, "download_all_examples": False, "write_computation_times": False,
 }
-
-
-def setup(app):
-    app.add_config_value("bookpdf_manifest", "", "", str)
 """
 LAB = '''"""
 Lab {name}
@@ -96,7 +93,8 @@ class House(TinyBook):
             self.claim(claim)
         chapter = "It took {measured}`two.value`.\n\n```{lab-output} two 1\n```\n\n"
         chapter += "".join(f"```{{claim}} {claim}\nThe {claim} shines.\n```\n\n" for claim in ("sun", "moon"))
-        chapter += "```{claims-list}\n```\n\n```{edition-manifest}\n```\n\n```{editions-compared}\n```\n\n"
+        for directive in ("claims-list", "edition-manifest", "editions-compared", "edition-labs"):
+            chapter += f"```{{{directive}}}\n```\n\n"
         self.chapters(chapter=chapter + WHEN)
         index = self.root / "handbook/index.md"
         index.write_text(index.read_text().replace("chapter\n", "chapter\nlabs/short/index\n"))
@@ -162,7 +160,8 @@ def test_a_fresh_clone_shows_what_was_recorded_and_executes_nothing(house):
     assert page.select_one(".sphx-glr-script-out").get_text().strip() == "two printed"
     assert "stale" not in page.get_text()
     assert house.log.read_text() == ""
-    assert "0 added, 0 changed, 0 removed" in house.build(status=True).status
+    house.build(status=(again := StringIO()))
+    assert "0 added, 0 changed, 0 removed" in again.getvalue()
 
 
 def test_changed_prose_is_shown_with_what_was_recorded(house):
@@ -176,11 +175,11 @@ def test_changed_prose_is_shown_with_what_was_recorded(house):
 
 def test_changed_code_is_shown_with_its_old_output_a_mark_and_the_command_that_runs_it(house, capsys):
     house.lab("two", value=5)
-    built = house.build(status=True)
+    built = house.build(status=(log := StringIO()))
     assert "stale: the code changed since" in house.text(built, "labs/short/plot_two")
     assert "stale" not in house.text(built, "labs/short/plot_one")
     assert "It took 1\N{NO-BREAK SPACE}ms." in house.text(built, "chapter")
-    assert "make live LABS='two'" in built.status
+    assert "make live LABS='two'" in log.getvalue()
 
 
 def test_outputs_stay_with_their_code_when_a_block_is_put_before_it(house):
@@ -194,10 +193,10 @@ def test_outputs_stay_with_their_code_when_a_block_is_put_before_it(house):
 
 def test_a_lab_that_never_ran_says_so(house):
     house.lab("four")
-    built = house.build(status=True)
+    built = house.build(status=(log := StringIO()))
     assert built.complaints == ""
     assert "This lab has not been run yet." in house.text(built, "labs/short/plot_four")
-    assert "make live LABS='four'" in built.status
+    assert "make live LABS='four'" in log.getvalue()
 
 
 def test_what_was_run_here_is_shown_before_the_edition(house):
@@ -257,16 +256,39 @@ def test_words_follow_the_edition(house):
     assert "NCCL did run." in text
 
 
+def test_the_page_of_an_edition_tells_its_machine_and_what_each_lab_used(house):
+    path = house.root / "gallery/editions/base/manifest.json"
+    ran_on(house, "base", ["H200", "H200"], ["gloo", "nccl"])
+    drawing = ["      GPU0  GPU1", "GPU0   X    NV18"]
+    hardware = {"gpu memory in MiB": [143771.0] * 2, "power limit in W": [700.0, None], "topology": drawing}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hardware": hardware}))
+    facts = {"torch": "2.13.0", "cuda": "13.0", "nccl": "2.28.9", "gpu": "H200", "gpus": 2, "times": 1}
+    launches = [{"ranks": ranks, "backend": of, **facts} for ranks, of in ((2, "nccl"), (4, "gloo"))]
+    lab = house.kept("one")
+    lab.write_text(json.dumps({**json.loads(lab.read_text()), "launches": launches}))
+    page = house.build().page("chapter")
+    rows = [[cell.get_text().strip("\n") for cell in row.select("th, td")] for row in page.select("table tr")]
+    for row in (
+        ["GPUs", "2 × H200"],
+        ["GPU memory in MiB", "2 × 143,771"],
+        ["Power limit in W", "700, none"],
+        ["Lab", "Backend", "Ranks", "Run on"],
+    ):
+        assert row in rows
+    assert "\n".join(drawing) in page.get_text()
+    assert ["one", "gloo, nccl", "2, 4"] in [row[:3] for row in rows]
+
+
 def test_conditions_and_facts_that_are_not_known_are_named(house):
     wrong = ["{when}`tpu: text`", "{when}`cpu`", "```{when} gpux\ntext\n```", "{edition}`colour`"]
     house.write("handbook/chapter.md", "# Chapter\n\n" + "\n\n".join(wrong) + "\n")
     for claim in ("sun", "moon"):
         (house.root / f"tests/claims/test_{claim}.py").unlink()
-    told = house.build().complaints
-    assert "chapter.md:3: WARNING: when 'tpu: text': there is no condition 'tpu'; did you mean" in told
-    assert "chapter.md:5: WARNING: when 'cpu': write condition: text" in told
-    assert "chapter.md:7: WARNING: when 'gpux': there is no condition 'gpux'; did you mean" in told
-    assert "WARNING: edition 'colour': there is no such fact; there is name, device, backend, torch, nccl" in told
+    complaints = house.build().complaints
+    assert "chapter.md:3: WARNING: when 'tpu: text': there is no condition 'tpu'; did you mean" in complaints
+    assert "chapter.md:5: WARNING: when 'cpu': write {when}`condition: text`" in complaints
+    assert "chapter.md:7: WARNING: when 'gpux': there is no condition 'gpux'; did you mean" in complaints
+    assert "edition 'colour': there is no such fact about an edition; choose one of name, device" in complaints
 
 
 @pytest.fixture(scope="module")
@@ -306,8 +328,10 @@ def test_editions_stand_side_by_side(two_editions):
     assert ["labs: failed", "0", "1"] in rows
     assert ["claims: passed", "2", "1"] in rows
     assert ["lab", "two", "passed", "failed: RuntimeError: it broke"] in rows
-    assert ["three", "value", "1\N{NO-BREAK SPACE}ms", "3\N{NO-BREAK SPACE}ms"] in rows
-    assert not [row for row in rows if row[0] == "one" and len(row) == 4 and row[1] == "value"]
+    values = [[cell.get_text().strip() for cell in row.select("th, td")] for row in page.select("details table tr")]
+    three = ["value", "1\N{NO-BREAK SPACE}ms", "3\N{NO-BREAK SPACE}ms"]
+    assert values[1:3] == [["three"], three]
+    assert ["one"] not in values  # the same in both
     assert "Only the edition" not in page.get_text()
 
 
@@ -362,7 +386,7 @@ def test_the_default_edition_may_not_have_failures(house):
 
 
 def test_an_unknown_edition_is_named_with_those_that_exist(house):
-    expected = "unknown edition 'nothing'; there is base, or record it: make edition NAME=nothing"
+    expected = "there is no edition 'nothing' (make edition NAME=nothing would record it); choose one of base"
     assert house.build(labs_edition="nothing").error == expected
 
 
@@ -381,30 +405,21 @@ def test_a_missing_figure_is_named(house):
     assert re.search(r"labs/one-1.svg is missing; restore it with git", house.build().error)
 
 
-def test_two_builds_at_once_take_turns(house):
-    """The second waits for the lock of the first, which holds it until it is finished."""
-    import fcntl
-
-    folder = os.open(house.root / "handbook", os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
+def test_of_two_builds_the_second_waits_for_the_first(house):
+    lock = FileLock(house.root / "_build/building.lock")
+    lock.acquire()
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
-        os.close(folder)  # the lock is the parent's
-        os.write(writer, b"started")
-        os._exit(bool(house.build().error))
-    assert os.read(reader, 7) == b"started"
-    deadline = time.monotonic() + 60
-    while not _waits_for_lock(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert not (house.root / "_build/html/index.html").exists()
-    os.close(folder)
+        with open(writer, "w", buffering=1) as log:
+            os._exit(bool(house.build(status=log).error))
+    os.close(writer)
+    with open(reader) as log:
+        assert any("waiting until it is done" in line for line in log)
+        assert not (house.root / "_build/html/index.html").exists()
+        lock.release()
+        log.read()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (house.root / "_build/html/index.html").exists()
-
-
-def _waits_for_lock(pid: int) -> bool:
-    return re.search(rf"-> FLOCK +ADVISORY +WRITE {pid} ", Path("/proc/locks").read_text()) is not None
 
 
 # -- recording --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Pieces of labs in chapters and decks: what is shown, what it says it ran on, and what a wrong request is told."""
+"""Pieces of labs in chapters and decks: what is shown, what it ran on, and what the answer to a wrong request is."""
 
 import json
 import os
@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tiny_book import TinyBook
+from bs4 import BeautifulSoup
+from tiny_book import LAUNCH, TinyBook, evidence
 
 from _ext.evidence.lab_pieces import stamp_text
 
@@ -44,7 +45,6 @@ BLOCKS = [
 ]
 PAGE = ":orphan:\n\nA bucket X-ray\n==============\n"
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="72pt" height="36pt" viewBox="0 0 72 36"><path d="M0 0h9"/></svg>'
-LAUNCH = {"ranks": 2, "backend": "gloo", "torch": "2.13.0+cpu", "gpu": None, "gpus": 0, "nccl": None}
 FIGURE = """
 ```{lab-figure} bucket-xray 2
 :alt: Boxes in rows.
@@ -54,19 +54,6 @@ What to *see*.
 """
 
 
-def evidence(**changes: object) -> dict:
-    machine = {"cpu": "Some CPU", "cores": 2}
-    kept = {"key": "0", "date": "2026-11-21T07:00:00", "machine": machine, "launches": [LAUNCH], "values": {}}
-    shown = {
-        "blocks": BLOCKS,
-        "edition": "base",
-        "borrowed": False,
-        "folder": "gallery/editions/here/labs",
-        "stale": False,
-    }
-    return {**kept, **shown, "blocks": BLOCKS, **changes}
-
-
 @pytest.fixture
 def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
     made = TinyBook(tmp_path, monkeypatch)
@@ -74,7 +61,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
     made.write("gallery/internals/plot_05_bucket_xray.py", SCRIPT)
     made.write("gallery/internals/plot_06_silent.py", "")
     made.write("handbook/labs/internals/plot_05_bucket_xray.rst", PAGE)
-    made.write("handbook/labs/internals/plot_05_bucket_xray.base.json", json.dumps(evidence()))
+    made.write("handbook/labs/internals/plot_05_bucket_xray.base.json", json.dumps(evidence(blocks=BLOCKS)))
     for number in (1, 2):
         made.write(f"gallery/editions/here/labs/bucket-xray-{number}.svg", SVG)
     return made
@@ -144,7 +131,7 @@ def test_a_document_is_read_again_when_the_lab_was_run_again(book: TinyBook) -> 
     book.chapters(first="```{lab-output} bucket-xray 2\n```\n", other="Text.")
     book.build()
     assert book.build().written == []
-    again = json.dumps(evidence()).replace("indented", "new")
+    again = json.dumps(evidence(blocks=BLOCKS)).replace("indented", "new")
     changed = book.write("handbook/labs/internals/plot_05_bucket_xray.base.json", again)
     later = changed.stat().st_mtime + 5
     os.utime(changed, (later, later))
@@ -154,31 +141,34 @@ def test_a_document_is_read_again_when_the_lab_was_run_again(book: TinyBook) -> 
 
 
 @pytest.mark.parametrize(
-    ("directive", "told"),
+    ("directive", "message"),
     [
         ("{lab-output} bucket-xry 1", "no such lab; did you mean 'bucket-xray'?"),
-        ("{lab-output} other 1", "no such lab; there is bucket-xray, silent"),
-        ("{lab-output} bucket-xray 3", "printed block 3 is not there; it has 2 printed blocks, counted from 1"),
-        ("{lab-output} bucket-xray 0", "printed block 0 is not there"),
-        ("{lab-output} bucket-xray", "printed block (no number) is not there; it has 2 printed blocks"),
-        ("{lab-output} bucket-xray one", "printed block one is not there"),
-        ("{lab-output} bucket-xray 2\n:lines: 4", ":lines: 4 is outside of the block, which has 1 lines"),
-        ("{lab-output} bucket-xray 2\n:lines: a", ":lines: a is no list of lines; write it like 1-3,7"),
+        ("{lab-output} other 1", "no such lab; choose one of bucket-xray, silent"),
+        ("{lab-output} bucket-xray 3", "there is no printed block '3'; the lab has 2, counted from 1"),
+        ("{lab-output} bucket-xray 0", "there is no printed block '0'"),
+        ("{lab-output} bucket-xray", "say which printed block to show; the lab has 2"),
+        ("{lab-output} bucket-xray one", "there is no printed block 'one'"),
+        ("{lab-output} bucket-xray 2\n:lines: 4", ":lines: 4 is outside the block; its last line is 1"),
+        ("{lab-output} bucket-xray 2\n:lines: a", ":lines: a is not a list of lines; write it like 1-3,7"),
         ("{lab-output} silent 1", "plot_06_silent.base.json is missing"),
         ("{lab-figure} bucket-xray 1", "add :alt: and say what the figure shows"),
-        ("{lab-figure} bucket-xray 3\n:alt: x", "figure 3 is not there; it has 2 figures, counted from 1"),
-        ("{lab-figure} bucket-xray 1\n:alt: x\n- list", "the caption must be a paragraph"),
-        ("{lab-code} bucket-xray", "say either :function: or :start-after: and :end-before:"),
-        ("{lab-code} bucket-xray\n:function: wrker", "plot_05_bucket_xray.py defines no 'wrker', but worker, inner"),
+        ("{lab-figure} bucket-xray 3\n:alt: x", "there is no figure '3'; the lab has 2, counted from 1"),
+        ("{lab-figure} bucket-xray 1\n:alt: x\n- list", "begin with a paragraph that says what to see"),
+        ("{lab-code} bucket-xray", "give either :function: or :start-after: and :end-before:"),
+        (
+            "{lab-code} bucket-xray\n:function: wrker",
+            "plot_05_bucket_xray.py does not define 'wrker'; did you mean 'worker'?",
+        ),
         ("{lab-code} bucket-xray\n:start-after: nowhere", "plot_05_bucket_xray.py has no line with 'nowhere'"),
         ("{lab-code} bucket-xray\n:start-after: torch\n:end-before: A lab", "has no line with 'A lab' below line"),
     ],
 )
-def test_a_wrong_request_is_told_where_and_what_there_is(book: TinyBook, directive: str, told: str) -> None:
+def test_a_wrong_request_is_told_where_and_what_there_is(book: TinyBook, directive: str, message: str) -> None:
     book.chapters(first=f"```{directive}\n```\n")
     for _ in range(2):  # also in the second build, which would find the document up to date
         complaints = book.build().complaints
-        assert told in complaints
+        assert message in complaints
         name, lab = re.findall(r"[a-z-]+", directive)[:2]
         assert f"first.md:3: WARNING: {name} {lab!r}: " in complaints
 
@@ -209,3 +199,33 @@ def test_a_wrong_request_is_told_where_and_what_there_is(book: TinyBook, directi
 )
 def test_the_stamp_says_ranks_backend_hardware_versions_and_date(changes: dict, stamp: str) -> None:
     assert stamp_text(evidence(**changes)) == stamp
+
+
+@pytest.mark.parametrize("builder", ["html", "epub"])
+def test_drawing_code_is_folded_on_the_web_and_named_elsewhere_with_its_figure_below(
+    book: TinyBook, builder: str
+) -> None:
+    page = ":orphan:\n\nA bucket X-ray\n==============\n"
+    for code in ("print(1)", "# drawing\nfig, ax = subplots()\nax.plot([1, 2])"):
+        indented = "\n".join(f"    {line}" for line in code.splitlines())
+        page += f"\n.. GENERATED FROM PYTHON SOURCE LINES 1-2\n\n.. code-block:: Python\n\n{indented}\n"
+    book.write("handbook/labs/internals/plot_05_bucket_xray.rst", page)
+    figure = {"file": "bucket-xray-1.svg", "alt": "One"}
+    blocks = [{"code": "1", "printed": ["one"]}, {"code": "2", "figures": [figure]}]
+    book.write("handbook/labs/internals/plot_05_bucket_xray.base.json", json.dumps(evidence(blocks=blocks)))
+    book.write("conf.py", CONF.replace('"_ext.embed.lanes"', '"_ext.embed.lab_page"'))
+    book.chapters(first="Text.")
+    built = book.build(builder)
+    assert built.error == ""
+    suffix = "html" if builder == "html" else "xhtml"
+    lab = BeautifulSoup((built.folder / f"labs/internals/plot_05_bucket_xray.{suffix}").read_text(), "html.parser")
+    drawing = lab.select_one(".drawing-code")
+    assert "print(1)" in lab.get_text()
+    if builder == "html":
+        assert (drawing.name, drawing.get("open"), drawing.summary.get_text()) == ("details", None, "Drawing code")
+        assert drawing.pre.get_text() == "fig, ax = subplots()\nax.plot([1, 2])\n"
+    else:
+        assert drawing.get_text() == "Drawing code: gallery/internals/plot_05_bucket_xray.py"
+        assert "subplots" not in lab.get_text()
+    assert drawing.img is None
+    assert drawing.find_next("img")["alt"] == "One"

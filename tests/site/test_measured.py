@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tiny_book import TinyBook
+from tiny_book import LAUNCH, TinyBook, evidence
 
 from _ext.embed.measured import value_text
 
@@ -25,17 +25,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
 
 
 def record(book: TinyBook, values: dict) -> Path:
-    launch = {"ranks": 2, "backend": "nccl", "torch": "2.13.0", "gpu": "H200", "gpus": 2}
-    kept = {"key": "0", "date": "2026-11-21T07:00:00", "machine": {"cpu": "Some CPU", "cores": 2}}
-    kept |= {
-        "launches": [launch],
-        "values": values,
-        "blocks": [],
-        "edition": "base",
-        "borrowed": False,
-        "folder": "",
-        "stale": False,
-    }
+    kept = evidence(launches=[{**LAUNCH, "backend": "nccl", "gpu": "H200", "gpus": 2}], values=values)
     return book.write("handbook/labs/internals/plot_05_bucket_sweep.base.json", json.dumps(kept))
 
 
@@ -95,8 +85,8 @@ def test_the_page_follows_the_evidence(book: TinyBook) -> None:
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("bucket-sweep.worst", "bucket-sweep recorded no 'worst', but best_cap, count, name"),
-        ("sweep.count", "there is no lab 'sweep'; there is bucket-sweep"),
+        ("bucket-sweep.worst", "the lab bucket-sweep did not record 'worst'; choose one of best_cap, count, name"),
+        ("sweep.count", "there is no lab 'sweep'; choose one of bucket-sweep"),
         ("bucket-sweep", "write lab-id.name"),
         ("bucket-sweep.count:.2x", "measured 'bucket-sweep.count:.2x': "),
     ],

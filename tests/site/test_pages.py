@@ -53,18 +53,18 @@ def site(html):
 @pytest.fixture
 def open_page(browser, site):
     """Open a page of the book; afterwards, nothing may have been asked of another host, nor gone wrong."""
-    opened, strangers, errors = [], [], []
+    opened, elsewhere, errors = [], [], []
 
-    def hears(said):
-        if not said.location["url"].endswith("/favicon.ico"):  # what Chromium asks for by itself
-            errors.append(said.text)
+    def note(message):
+        if message.type == "error" and not message.location["url"].endswith("/favicon.ico"):  # Chromium's own request
+            errors.append(message.text)
 
     def open_(path, **options):
         page = browser.new_page(**options)
         opened.append(page)
         page.set_default_timeout(120_000)  # a bound; axe looks at each of thousands of elements
-        page.on("request", lambda r: r.url.startswith((site, "data:")) or strangers.append(r.url))
-        page.on("console", lambda said: said.type == "error" and hears(said))
+        page.on("request", lambda r: r.url.startswith((site, "data:")) or elsewhere.append(r.url))
+        page.on("console", note)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("requestfailed", lambda r: errors.append(f"failed: {r.url}"))
         page.on("response", lambda r: r.status < 400 or errors.append(f"{r.status}: {r.url}"))
@@ -74,7 +74,7 @@ def open_page(browser, site):
     yield open_
     for page in opened:
         page.close()
-    assert not strangers
+    assert not elsewhere
     assert not errors
 
 

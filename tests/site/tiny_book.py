@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from textwrap import dedent
+from typing import TextIO
 
 import pytest
 from bs4 import BeautifulSoup
@@ -13,7 +14,7 @@ from sphinx.errors import SphinxError
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from _ext.evidence import labs
-from _ext.problems import Stop
+from _ext.problems import BuildError
 
 EXTENSIONS = Path(__file__).parents[2] / "handbook"
 
@@ -27,6 +28,16 @@ html_theme = "basic"
 """
 
 
+LAUNCH = {"ranks": 2, "backend": "gloo", "torch": "2.13.0+cpu", "gpu": None, "gpus": 0, "nccl": None}
+
+
+def evidence(**changes: object) -> dict:
+    """What a build shows of a lab that ran on two ranks of a CPU."""
+    kept = {"key": "0", "date": "2026-11-21T07:00:00", "machine": {"cpu": "Some CPU", "cores": 2}}
+    kept |= {"launches": [LAUNCH], "values": {}, "blocks": [], "edition": "base", "borrowed": False}
+    return {**kept, "folder": "gallery/editions/here/labs", "stale": False, **changes}
+
+
 @dataclass
 class Built:
     """What one build left."""
@@ -35,7 +46,6 @@ class Built:
     warnings: str
     error: str  # of the build as a whole; empty if it came to its end
     written: list[str]
-    status: str
 
     @property
     def complaints(self) -> str:
@@ -71,10 +81,15 @@ class TinyBook:
         self.write("handbook/index.md", "# Book\n\n```{toctree}\n" + "\n".join(texts) + "\n```\n")
 
     def build(
-        self, builder: str = "html", source: str = "handbook", status: bool = False, out: str = "", **config: object
+        self,
+        builder: str = "html",
+        source: str = "handbook",
+        status: TextIO | None = None,
+        out: str = "",
+        **config: object,
     ) -> Built:
         """Build it as the Makefile would; a second build is incremental."""
-        warnings, told, error, written = StringIO(), StringIO(), "", []
+        warnings, error, written = StringIO(), "", []
         folder = self.root / "_build" / (out or builder)
         with patch_docutils(self.root), docutils_namespace():
             try:
@@ -85,12 +100,12 @@ class TinyBook:
                     self.root / "_build" / f"doctrees-{(out or builder).replace('/', '-')}",
                     builder,
                     confoverrides=config,
-                    status=told if status else None,
+                    status=status,
                     warning=warnings,
                 )
                 app.connect("doctree-resolved", lambda app, doctree, docname: written.append(docname))
                 app.build()
-            except (SphinxError, Stop) as failure:
+            except (SphinxError, BuildError) as failure:
                 error = str(failure)
         plain = re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue())
-        return Built(folder, plain, error, written, told.getvalue())
+        return Built(folder, plain, error, written)

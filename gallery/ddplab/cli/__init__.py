@@ -1,7 +1,7 @@
-"""The command line ``ddplab``: one command per module, found by name.
+"""The command line ``ddplab``: one command per module, imported only when it is the one that was asked for.
 
-A command ``name`` is the module ``ddplab.cli.name`` (``-`` becomes ``_``), light to import, with a function
-``add_parser(commands)`` that adds its parser and sets ``run``, a function from the parsed arguments to the exit code.
+A command ``name`` is the module ``ddplab.cli.name`` (``-`` becomes ``_``) with a text ``EXAMPLE`` for its help and a
+function ``add_arguments(parser)`` that also sets ``run``, a function from the parsed arguments to the exit code.
 Exit codes: 0 all is well, 1 the answer is no, 2 the input cannot be used.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import io
 import json
 import math
@@ -20,7 +21,15 @@ from typing import Any, NoReturn
 
 from ..errors import BadInput
 
-COMMANDS = ("grade", "diagnose", "simulate", "tune-buckets", "edition")  # in the order in which --help lists them
+COMMANDS = {  # in the order in which --help lists them
+    "diagnose": "find what failed first in the logs of a job, and what to do",
+    "simulate": "predict the time of a DDP step, and draw its timeline",
+    "recipe": "write a program of the book and what it needs",
+    "grade": "run your solution of an exercise on real ranks",
+    "tune-buckets": "measure your model on real ranks, recommend a bucket_cap_mb",
+    "edition": "list, compare and carry recorded editions",
+}
+_EXTRAS = {"torch": "torch", "numpy": "torch", "matplotlib": "plot"}  # module: the extra of ddplab that brings it
 
 
 class _Help(argparse.HelpFormatter):
@@ -47,9 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        importlib.import_module(f".{name.replace('-', '_')}", __name__).add_parser(commands)
-    arguments = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    for name, summary in COMMANDS.items():
+        description = f"{summary[0].upper()}{summary[1:]}."
+        layout = argparse.RawDescriptionHelpFormatter
+        command = commands.add_parser(
+            name, help=summary, description=description, formatter_class=layout, allow_abbrev=False
+        )
+        if name == next(iter(given), None):
+            module = importlib.import_module(f".{name.replace('-', '_')}", __name__)
+            command.epilog = module.EXAMPLE
+            module.add_arguments(command)
+    arguments = parser.parse_args(given)
 
     before = signal.signal(signal.SIGTERM, _terminated)  # so that a command can clean up behind itself
     try:
@@ -64,10 +82,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of the output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return 128 + 13  # SIGPIPE, which Windows does not have
     finally:
         signal.signal(signal.SIGTERM, before)
     return code
+
+
+def need(module: str, what: str) -> None:
+    """Go on only where ``module`` is installed; ``what`` needs it, such as ``"grade"``.
+
+    Raises:
+        BadInput: it is not; the message says how to install it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise BadInput(f"{what} needs {module}: pip install 'ddplab[{_EXTRAS[module]}]'")
+
+
+def need_ranks(what: str) -> None:
+    """Go on only where ``what`` can run ranks: with torch, and on a system that can fork.
+
+    Raises:
+        BadInput: it cannot; the message says why.
+    """
+    if not hasattr(os, "fork"):
+        raise BadInput(f"{what} runs ranks, which needs Linux or macOS; on Windows use WSL")
+    need("torch", what)
 
 
 def print_json(content: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import sys
@@ -21,9 +20,9 @@ from ..diagnose.reading import log_files, ranks_of, read_text
 from ..diagnose.tables import limits, nothing_known
 from ..errors import BadInput
 from ..ranks import ranks_text
+from .terminal import Terminal
 
-_SUMMARY = "find what failed first in the logs of a job, and what to do"
-_EXAMPLE = """\
+EXAMPLE = """\
 examples:
   ddplab diagnose train.log             one log of all ranks, plain or .gz
   torchrun … 2>&1 | ddplab diagnose     what a command prints
@@ -36,16 +35,8 @@ exit code: 0 something was diagnosed, 1 nothing known is in the log, 2 the input
 _ADVICE_LINES = 12  # of a fix, in the text for people; all of it is on the page and in --json
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "diagnose",
-        help=_SUMMARY,
-        description=f"{_SUMMARY[0].upper()}{_SUMMARY[1:]}.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
     parser.add_argument(
         "logs", metavar="LOG", nargs="*", help="log files or folders of them; without one, or as -, standard input"
     )
@@ -180,10 +171,11 @@ def plain(markdown: str) -> str:
 
 
 def _text(shown: list[Diagnosis], more: int) -> str:
+    terminal = Terminal()
     blocks = []
     for place, one in enumerate(shown, start=1):
         title = inert(plain(one.title))
-        lines = [_bold(f"{place}. {title}"), f"   {one.id}" + _ranks(one)]
+        lines = [terminal.strong(f"{place}. {title}"), f"   {one.id}" + _ranks(one)]
         lines += [_evidence(evidence) for evidence in one.evidence]
         if place == 1:
             lines += ["", _wrapped(inert(plain(one.why)))]
@@ -203,11 +195,6 @@ def _text(shown: list[Diagnosis], more: int) -> str:
     if more:
         blocks.append(f"{more} more: ddplab diagnose --top {len(shown) + more}")
     return "\n\n".join(blocks)
-
-
-def _bold(text: str) -> str:
-    plain_terminal = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if plain_terminal or not sys.stdout.isatty() else f"\033[1m{text}\033[0m"
 
 
 def _ranks(one: Diagnosis) -> str:

@@ -15,9 +15,9 @@ from ..errors import BadInput
 from ..recording import archive, diff
 from ..recording.edition import DamagedError, Edition, read_json
 from . import print_json
+from .text import table
 
-_SUMMARY = "list recorded editions, compare two, carry one from machine to machine"
-_EXAMPLE = """\
+EXAMPLE = """\
 examples:
   ddplab edition list
   ddplab edition diff cpu-gloo h200       what holds, what differs, and by how much
@@ -29,16 +29,8 @@ exit code: 0 all is well, 1 the editions differ, 2 the input cannot be used
 _EDITIONS = Path(__file__).parents[2] / "editions"
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "edition",
-        help=_SUMMARY,
-        description=f"{_SUMMARY[0].upper()}{_SUMMARY[1:]}.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     def action(name: str, run: Any, summary: str, /, **arguments: str) -> argparse.ArgumentParser:
@@ -79,7 +71,7 @@ def _edition(name: str, folder: Path) -> Edition:
     known = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
     close = difflib.get_close_matches(name, known, 1)
     guess = f"did you mean {close[0]!r}? " if close else ""
-    raise BadInput(f"unknown edition {name!r}; {guess}there is {', '.join(known) or 'none'} in {folder}")
+    raise BadInput(f"unknown edition {name!r}; {guess}{folder} has {', '.join(known) or 'none'}")
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -133,7 +125,7 @@ def _unpack(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     editions = [_edition(name, options.editions) for name in (options.a, options.b)]
     if editions[0] == editions[1]:
-        raise BadInput(f"{options.a} and {options.b} are the same edition; name two")
+        raise BadInput(f"{options.a} and {options.b} are the same edition; name two different ones")
     found = diff.compare(*editions)
     if options.json:
         print_json(asdict(found))
@@ -186,10 +178,8 @@ def _plain(value: Any) -> str:
 
 def _table(rows: list[list[str]]) -> None:
     """Print rows in columns; what is very long is cut, except in the last column."""
-    rows = [[*(_cut(cell) for cell in row[:-1]), row[-1]] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    for row in rows:
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in table([[*map(_cut, row[:-1]), row[-1]] for row in rows], str.ljust):
+        print(f"  {line}")
 
 
 def _cut(cell: str) -> str:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import shlex
-import shutil
-import sys
-import textwrap
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ..grading.checks import Outcome, grade
 from ..grading.exercises import Exercise, exercise_names, find_exercise, read_source
-from . import print_json
+from . import need_ranks, print_json
+from .terminal import Terminal
 
-_SUMMARY = "run your solution of an exercise on real ranks"
-_EXAMPLE = """\
+if TYPE_CHECKING:
+    from ..grading.checks import Outcome
+
+EXAMPLE = """\
 examples:
   ddplab grade                                  list the exercises
   ddplab grade sync-gradients                   show the task, and where its starter is
@@ -28,16 +26,8 @@ exit code: 0 all checks passed, 1 a check failed, 2 the input cannot be used
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "grade",
-        help=_SUMMARY,
-        description=f"{_SUMMARY[0].upper()}{_SUMMARY[1:]}.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
     parser.add_argument("exercise", metavar="EXERCISE", nargs="?", help="name of the exercise; without it, list them")
     parser.add_argument(
         "file", metavar="FILE", nargs="?", type=Path, help="your Python file; without it, show the task"
@@ -70,14 +60,17 @@ def _grade(arguments: argparse.Namespace) -> int:
     if arguments.file is None:
         return _show(exercise, arguments.json)
     source = read_source(arguments.file, exercise)
-    paper = Paper()
+    need_ranks("grade")
+    from ..grading.run import grade  # what it imports is not everywhere
+
+    terminal = Terminal()
     if not arguments.json:
-        print(paper.strong(f"{exercise.name}: {exercise.title}"), flush=True)
+        print(terminal.strong(f"{exercise.name}: {exercise.title}"), flush=True)
     outcomes = []
     for outcome in grade(exercise, source, arguments.timeout_s):
         outcomes.append(outcome)
         if not arguments.json:
-            print(paper.outcome(outcome), flush=True)
+            print(_text(outcome, terminal), flush=True)
     passed = sum(outcome.status == "passed" for outcome in outcomes)
     if arguments.json:
         checks = [asdict(outcome) for outcome in outcomes]
@@ -87,7 +80,7 @@ def _grade(arguments: argparse.Namespace) -> int:
     elif passed == len(outcomes):
         print(f"All {passed} checks passed: {arguments.file} solves the exercise.")
     else:
-        print(f"{passed} of {len(outcomes)} checks passed; mend what failed and run it again.")
+        print(f"{passed} of {len(outcomes)} checks passed; fix what failed and run it again.")
     return 0 if passed == len(outcomes) else 1
 
 
@@ -108,49 +101,27 @@ def _show(exercise: Exercise, as_json: bool) -> int:
     if as_json:
         print_json({"name": exercise.name, "title": exercise.title, "task": exercise.task, "starter": str(starter)})
         return 0
-    print(Paper().strong(f"{exercise.name}: {exercise.title}"))
+    print(Terminal().strong(f"{exercise.name}: {exercise.title}"))
     print(f"\n{exercise.task}\n")
     print(f"Start from a copy:  cp {shlex.quote(str(starter))} my_file.py")
     print(f"Then:               ddplab grade {exercise.name} my_file.py")
     return 0
 
 
-class Paper:
-    """What the output can show: signs or letters, colour or none."""
+_MARKS = {"passed": ("✓", "+", "32"), "failed": ("✗", "x", "31"), "not run": ("·", "-", "2")}  # sign, letter, color
 
-    def __init__(self) -> None:
-        self.colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        self.width = min(shutil.get_terminal_size((80, 24)).columns, 96)
-        try:
-            "✓✗·“│".encode(sys.stdout.encoding or "ascii")
-            self.signs = {"passed": "✓", "failed": "✗", "not run": "·"}
-        except UnicodeEncodeError:
-            self.signs = {"passed": "+", "failed": "x", "not run": "-"}
 
-    def strong(self, text: str) -> str:
-        """The text in bold."""
-        return f"\033[1m{text}\033[0m" if self.colour else text
-
-    def outcome(self, outcome: Outcome) -> str:
-        """One check: its sign, its title, its ranks, and behind it what to do."""
-        tint = {"passed": "32", "failed": "31", "not run": "2"}[outcome.status]
-        ranks = f"{outcome.ranks} rank{'s' * (outcome.ranks > 1)}"
-        line = f"{self.signs[outcome.status]} {outcome.title} ({'not run' if outcome.status == 'not run' else ranks})"
-        lines = [f"\033[{tint}m{line}\033[0m" if self.colour else line]
-        if outcome.status == "failed":
-            lines += self._indented(outcome.setting) + self._indented(outcome.message)
-            if outcome.read:
-                lines += self._indented(f"Read {outcome.read}.")
-            if outcome.printed:
-                lines += ["    Your ranks printed:", *(f"    {line[: self.width - 4]}" for line in outcome.printed)]
-        return "\n".join(lines)
-
-    def _indented(self, text: str) -> list[str]:
-        return textwrap.wrap(
-            text,
-            self.width,
-            initial_indent="    ",
-            subsequent_indent="    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+def _text(outcome: Outcome, terminal: Terminal) -> str:
+    """One check: its mark, its title, its ranks, and after a failure what to do."""
+    sign, letter, color = _MARKS[outcome.status]
+    ranks = f"{outcome.ranks} rank{'s' * (outcome.ranks > 1)}"
+    mark = sign if terminal.can_show("✓✗·“│") else letter
+    line = f"{mark} {outcome.title} ({'not run' if outcome.status == 'not run' else ranks})"
+    lines = [terminal.colored(line, color)]
+    if outcome.status == "failed":
+        lines += terminal.indented(outcome.setting) + terminal.indented(outcome.message)
+        if outcome.read:
+            lines += terminal.indented(f"Read {outcome.read}.")
+        if outcome.printed:
+            lines += ["    Your ranks printed:", *(f"    {line[: terminal.width - 4]}" for line in outcome.printed)]
+    return "\n".join(lines)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput
 from ..model.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
-from ..model.cost import ALGORITHMS, Gradient, Link, Step, bucketed, equal_layers, simulate_step
+from ..model.link import ALGORITHMS, Link
+from ..model.step import Gradient, Step, bucketed, equal_layers, simulate_step
 from . import number, print_json
+from .gradients import read_gradients
+from .text import short, table
+from .timeline import timeline
 
-_SUMMARY = "predict the time of a DDP step, and draw its timeline"
-_EXAMPLE = """\
+EXAMPLE = """\
 examples:
   ddplab simulate                                          24 equal layers, 8 ranks, DDP's own buckets
   ddplab simulate --bucket-cap-mb 1 5 25 100               one row per cap, and the timeline of the best
@@ -27,7 +28,6 @@ same cap, or 1 MiB if --bucket-cap-mb is not given, as in DDP.
 
 exit code: 0 predicted, 2 the input cannot be used
 """
-_MOST_FILE_BYTES = 64 * MIB
 _LAYERS, _MIB_PER_LAYER, _BACKWARD_MS = 24, 4.0, 60.0  # what stands for a model when none is given
 
 
@@ -45,20 +45,12 @@ class _Plan:
         return cap if self.first_cap_bytes == self.cap_bytes else f"{cap}, first {self.first_cap_bytes / MIB:.6g}"
 
 
-def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "simulate",
-        help=_SUMMARY,
-        description=f"{_SUMMARY[0].upper()}{_SUMMARY[1:]}.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Say what the command takes."""
     from_zero, positive, whole = number("a number", 0, 1e12), number("a number", 1e-9, 1e12), _whole
     model = parser.add_argument_group("the model: a file, or equal layers")
     model.add_argument(
-        "--gradients", metavar="FILE", type=Path, help="JSON: a list of [ready_ms, bytes], one a gradient"
+        "--gradients", metavar="FILE", type=Path, help="JSON: a list of [ready_ms, bytes], one per gradient"
     )
     model.add_argument("--layers", metavar="N", type=whole, help=f"number of equal layers (default: {_LAYERS})")
     size = model.add_mutually_exclusive_group()
@@ -85,7 +77,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> None:
     link.add_argument("--algorithm", choices=ALGORITHMS, default="ring", help="of the all-reduce (default: ring)")
     step = parser.add_argument_group("the step")
     step.add_argument("--bucket-cap-mb", metavar="MIB", type=_cap, nargs="+", help="one cap, or several to compare")
-    step.add_argument("--accumulation", metavar="K", type=whole, default=1, help="micro-batches a step (default: 1)")
+    step.add_argument("--accumulation", metavar="K", type=whole, default=1, help="micro-batches per step (default: 1)")
     step.add_argument("--no-overlap", action="store_true", help="send everything after the backward")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=_simulate)
@@ -110,7 +102,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     backward_ms = max(arguments.backward_ms, last_ms) if arguments.backward_ms is not None else last_ms
     if arguments.backward_ms is not None and arguments.backward_ms < last_ms * (1 - 1e-12):
         raise BadInput(
-            f"--backward-ms {arguments.backward_ms:g} ends before the last gradient is ready, {last_ms:g} ms"
+            f"--backward-ms {arguments.backward_ms:g} is before the last gradient is ready; give {last_ms:g} or more"
         )
     caps = [(cap, cap) for cap in dict.fromkeys(arguments.bucket_cap_mb or ())]
     plans = [
@@ -152,51 +144,7 @@ def _gradients(arguments: argparse.Namespace) -> list[Gradient]:
     for name in ("layers", "mib_per_layer", "total_mib"):
         if getattr(arguments, name) is not None:
             raise BadInput(f"--{name.replace('_', '-')} describes equal layers; leave it out with --gradients")
-    return _read(arguments.gradients)
-
-
-def _read(path: Path) -> list[Gradient]:
-    """Read [[ready_ms, bytes], ...], in order of ready time; ties keep their order.
-
-    Raises:
-        BadInput: one line that names the file and, where there is one, the item and its value.
-    """
-    try:
-        with path.open("rb") as stream:
-            raw = stream.read(_MOST_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise BadInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(raw) > _MOST_FILE_BYTES:
-        raise BadInput(f"{path} holds over {_MOST_FILE_BYTES // MIB} MiB; give one [ready_ms, bytes] for each gradient")
-    try:
-        content = json.loads(raw.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
-    except (ValueError, RecursionError):
-        raise BadInput(f"{path} is not JSON text; it must hold a list of [ready_ms, bytes]") from None
-    if not isinstance(content, list) or not content:
-        what = "an empty list" if content == [] else f"{type(content).__name__} {_short(content)}"
-        raise BadInput(f"{path} must hold a list of [ready_ms, bytes], one a gradient; it holds {what}")
-    found = []
-    for position, item in enumerate(content):
-        if not isinstance(item, list) or len(item) != 2:
-            raise BadInput(f"{path}, item {position}: {_short(item)} is not a pair [ready_ms, bytes]")
-        ready_ms, nbytes = item
-        if not _is_number(ready_ms) or not 0 <= ready_ms <= 1e12:
-            raise BadInput(f"{path}, item {position}: ready_ms must be a number of 0 or more; got {_short(ready_ms)}")
-        if not _is_number(nbytes) or not 0 <= nbytes <= 2**53 or nbytes != int(nbytes):
-            raise BadInput(f"{path}, item {position}: bytes must be a whole number of 0 or more; got {_short(nbytes)}")
-        found.append((ready_ms / 1e3, int(nbytes)))
-    return sorted(found, key=lambda gradient: gradient[0])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return read_gradients(arguments.gradients)
 
 
 # -- the answer ---------------------------------------------------------------------------------------
@@ -247,53 +195,23 @@ def _as_text(arguments: argparse.Namespace, gradients: list[Gradient], plans: li
     total_mib = sum(nbytes for _, nbytes in gradients) / MIB
     ranks = f"{arguments.ranks} rank{'s' * (arguments.ranks > 1)}"
     hop = f"{arguments.latency_us:g} µs a hop, {arguments.gbit_per_s:g} Gbit/s"
-    lines = [f"{len(gradients)} gradients, {_three(total_mib)} MiB; {ranks}, {arguments.algorithm}, {hop}", ""]
+    lines = [f"{len(gradients)} gradients, {short(total_mib)} MiB; {ranks}, {arguments.algorithm}, {hop}", ""]
     rows = [["cap MiB", "buckets", "step ms", "communication ms", "hidden ms", "exposed ms"]]
     for plan in plans:
         step = plan.step
         times = (step.step_s, step.communication_s, step.overlapped_s, step.exposed_s)
-        rows.append([plan.label, str(len(step.timeline)), *(_three(seconds * 1e3) for seconds in times)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        rows.append([plan.label, str(len(step.timeline)), *(short(seconds * 1e3) for seconds in times)])
+    shown = table(rows)
     if len(plans) > 1:
-        table[1 + plans.index(best)] += "  <- best"
-    lines += table
+        shown[1 + plans.index(best)] += "  <- best"
     lines += [
+        *shown,
         "",
-        f"no communication {_three(best.step.compute_s * 1e3)} ms, "
-        f"no buckets can beat {_three(best.step.lower_bound_s * 1e3)} ms, "
-        f"without overlap {_three(best.step.serial_s * 1e3)} ms",
+        f"no communication {short(best.step.compute_s * 1e3)} ms, "
+        f"no buckets take less than {short(best.step.lower_bound_s * 1e3)} ms, "
+        f"without overlap {short(best.step.serial_s * 1e3)} ms",
         "",
         f"cap {best.label} MiB:" if len(plans) > 1 else "one step:",
-        *_timeline(best.step, arguments.accumulation),
+        *timeline(best.step, arguments.accumulation),
     ]
     return "\n".join(lines)
-
-
-def _three(value: float) -> str:
-    """A number to read: one decimal, or three significant digits where it is small."""
-    return f"{value:.1f}" if value >= 10 or value == 0 else f"{value:.3g}"
-
-
-def _timeline(step: Step, accumulation: int) -> list[str]:
-    """Draw the step, one character per slice of time: what goes on at the middle of the slice."""
-    width = max(20, min(shutil.get_terminal_size((80, 24)).columns, 100) - 12)
-    forward_s, backward_s = step.forward_s / accumulation, step.backward_s / accumulation
-    computed_s = step.forward_s + step.backward_s
-    compute, link = [], []
-    for column in range(width):
-        now = (column + 0.5) / width * step.step_s
-        if now < computed_s:
-            compute.append("F" if now % (forward_s + backward_s) < forward_s else "B")
-        else:
-            compute.append("O" if step.optimizer_s and now >= step.step_s - step.optimizer_s else ".")
-        carried = next((t for t in step.timeline if t.start_s <= now < t.end_s), None)
-        link.append(" " if carried is None else "0123456789abcdefghijklmnopqrstuvwxyz"[carried.bucket % 36])
-    end = f"{_three(step.step_s * 1e3)} ms"
-    waits = ", . waits for the link" if "." in compute else ""
-    return [
-        f"  compute |{''.join(compute)}|",
-        f"  link    |{''.join(link)}|",
-        f"           0{end.rjust(width - 1)}",
-        f"  F forward, B backward{waits}{', O optimizer' if 'O' in compute else ''}; on the link: the bucket's number",
-    ]

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BadInput
+from ..files import shipped
 
-EXERCISES = Path(__file__).parents[2] / "exercises"
+EXERCISES = shipped("exercises")
 HANDBOOK = Path(__file__).parents[3] / "handbook"
 MAX_FILE_BYTES = 2**20
 
@@ -60,7 +61,7 @@ def find_exercise(name: str) -> Exercise:
         BadInput: there is none of that name.
     """
     if name not in exercise_names():
-        raise BadInput(f"there is no exercise {name!r}; there are {', '.join(exercise_names())}")
+        raise BadInput(f"no exercise is called {name!r}; choose one of {', '.join(exercise_names())}")
     tree = ast.parse((EXERCISES / name / "starter.py").read_text(encoding="utf-8"))
     title, _, task = (ast.get_docstring(tree) or "").partition("\n")
     asks_for = tuple(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
@@ -83,22 +84,23 @@ def read_source(path: Path, exercise: Exercise) -> Source:
             raise BadInput(f"{path} is longer than {MAX_FILE_BYTES // 2**20} MiB; give the Python file that you wrote")
         content = path.read_bytes()
     except FileNotFoundError:
-        raise BadInput(f"{path}: there is no such file; {advice}") from None
+        raise BadInput(f"{path} does not exist; {advice}") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise BadInput(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
         text = importlib.util.decode_source(content)
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             compile(text, str(path), "exec", dont_inherit=True)
             symbols = symtable.symtable(text, str(path), "exec").get_symbols()
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is no Python file: byte {error.start} is no {error.encoding} text") from None
+        raise BadInput(f"{path} is not a Python file: byte {error.start} is not {error.encoding} text") from None
     except SyntaxError as error:
         where = f"{path}:{error.lineno}" if error.lineno else f"{path}"
         line = (error.text or "").strip()[:80]
         raise BadInput(f"{where}: {error.msg}" + (f": {line!r}" if line else "")) from None
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
-        raise BadInput(f"{path} is no Python file: {error or type(error).__name__}") from None
+        raise BadInput(f"{path} is not a Python file: {error or type(error).__name__}") from None
     defined = [s.get_name() for s in symbols if s.is_assigned() or s.is_imported() or s.is_namespace()]
     for name in exercise.asks_for:
         if name not in defined and "import *" not in text:  # what a star brings is seen when it runs

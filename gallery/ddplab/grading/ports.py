@@ -2,7 +2,7 @@
 
 import socket
 
-from ..runtime.launcher import reserve_port
+from ..runtime.environment import reserve_port
 
 _RESERVED: list[socket.socket] = []  # until the process ends
 

@@ -1,4 +1,4 @@
-"""Tell from wrong gradients which wrong idea made them: each leaves numbers of its own.
+"""Tell from wrong gradients which mistake made them: each leaves its own numbers.
 
 Gradients are compared as every rank holds them; all functions take and return one entry per rank.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .checks import Wrong
-from .witness import Call
+from .checks import Wrong, listed
+from .recorder import Call
 
 Gradients = dict[str, Tensor | None]  # by name of the parameter; None: it has none
 
@@ -74,7 +74,7 @@ def usual(local: Sequence[Gradients]) -> list[Symptom]:
         ),
         Symptom(
             everywhere(added),
-            f"holds the sum over the ranks, not the mean: `all_reduce` adds, and nobody divided by {n} afterwards. "
+            f"holds the sum over the ranks, not the mean: `all_reduce` adds, and it was never divided by {n}. "
             "The step would be as if the learning rate had been multiplied by the number of ranks",
             "idea-equality",
         ),
@@ -185,7 +185,7 @@ def _diagnose(
         )
     if all(torch.isfinite(part).all() for part in holds if part is not None):
         return Symptom((), "holds what none of the usual mistakes gives; often it is a piece of another parameter")
-    return Symptom((), "is not finite: something was divided by zero, such as by a rank's number")
+    return Symptom((), "is not finite: something was divided by zero, perhaps by a rank's number")
 
 
 def _numbers(name: str, seen: Sequence[Gradients], expected: Sequence[Gradients], local: Sequence[Gradients]) -> str:
@@ -203,10 +203,10 @@ def _numbers(name: str, seen: Sequence[Gradients], expected: Sequence[Gradients]
     has = [_item(g, name, at) for g in seen]
     own = [_item(g, name, at) for g in local]
     want = [_item(g, name, at) for g in expected]
-    right = want[0] if len(set(want)) == 1 else _listed(want)
+    right = want[0] if len(set(want)) == 1 else listed(want)
     return (
-        f"Element {at} of `{name}` is {_listed(has)} on ranks {_listed(ranks)}, "
-        f"whose own gradients gave {_listed(own)}; right is {right}."
+        f"Element {at} of `{name}` is {listed(has)} on ranks {listed(ranks)}, "
+        f"whose own gradients gave {listed(own)}; right is {right}."
     )
 
 
@@ -243,8 +243,3 @@ def _item(one: Gradients, name: str, index: int) -> str:
     if part is None:
         return "None"
     return f"{part.flatten()[index].item():.5g}" if index < part.numel() else "nothing"
-
-
-def _listed(items: Sequence[str]) -> str:
-    *most, last = items
-    return f"{', '.join(most)} and {last}" if most else last

@@ -9,9 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..runtime.group import device
 from .plotting import FAINT, INK, MUTED, RANK_COLORS
 
 _GAP = 0.06  # white on each side of a cell, as a share of its place
+
+
+def on_device(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` on the device whose tensors the process group sends between two ranks; gloo's is the CPU."""
+    return tensor.to(device()) if "nccl" in dist.get_backend() else tensor
+
+
+def my_chunks() -> Tensor:
+    """Return what this rank starts with: as many numbers as there are ranks, number c being (c + 1) · 10ʳ."""
+    return on_device(torch.arange(1.0, dist.get_world_size() + 1) * 10 ** dist.get_rank())
 
 
 def contributions(value: float, ranks: int) -> dict[int, int]:

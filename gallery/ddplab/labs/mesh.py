@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..runtime.rank import device
+from ..runtime.group import device
 
 
 @dataclass(frozen=True)

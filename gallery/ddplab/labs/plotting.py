@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -53,3 +54,24 @@ def describe(fig: Any, text: str) -> None:
     also one that is not drawn.
     """
     fig.suptitle(text, visible=False, in_layout=False)
+
+
+def name_rows(ax: Any, names: Sequence[object], *, margin: float = 0.5) -> None:
+    """Name rows 0, 1, 2, … of ``ax`` on its y axis, the first on top; ``margin`` rows are left free at both ends."""
+    ax.set_yticks(range(len(names)), [str(name) for name in names])
+    ax.set_ylim(len(names) - 1 + margin, -margin)
+
+
+def label(ax: Any, x: float, y: float, text: object, **style: Any) -> None:
+    """Write small text centered on (``x``, ``y``), as in a box or a bar; ``style`` goes to ``ax.text``."""
+    ax.text(x, y, str(text), **{"ha": "center", "va": "center", "fontsize": 8.5, **style})
+
+
+def log_axis(axis: Any, ticks: Sequence[float], labels: Sequence[str] | None = None) -> None:
+    """Make ``ax.xaxis`` or ``ax.yaxis`` logarithmic, with ticks at these values only, written as plain numbers.
+
+    ``labels`` are written in place of the numbers, one for each tick.
+    """
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_ticks(list(ticks), labels or [f"{tick:g}" for tick in ticks])
+    axis.set_ticks([], minor=True)

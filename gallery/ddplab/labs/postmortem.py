@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..runtime.launcher import _run
+from ..runtime.rank import AtEnd
+from ..runtime.ranks import run_ranks
 
 _WIDTH = 95
 # Where the C++ part of a message begins to list its own frames, which name no line of the reader's.
@@ -17,15 +18,25 @@ _CPP_FRAMES = re.compile(r"\n?(?:Exception raised from |frame #\d+: |C\+\+ Captu
 
 @dataclass
 class Ending:
-    """How one rank ended."""
+    """How one rank ended.
+
+    Attributes:
+        rank: its rank.
+        how: ``"returned"``, ``"raised"``, ``"died"`` (by a signal, or by an exit of its own) or ``"hung"``.
+        after_s: seconds since all ranks were started.
+        value: what the worker returned.
+        error: of a rank that raised, type and text; of one that died, how.
+        where: of a rank that raised or hung, the innermost line of the worker.
+        printed: all that it wrote to stdout and stderr.
+    """
 
     rank: int
-    how: str  # "returned", "raised", "died" (a signal, or an exit of its own) or "hung"
-    after_s: float  # since all ranks were started
-    value: Any = None  # what the worker returned
-    error: str = ""  # raised: type and text; died: how
-    where: str = ""  # raised, hung: the innermost line of the worker, "all_reduce, called by worker at line 31"
-    printed: str = ""  # all it wrote to stdout and stderr
+    how: str
+    after_s: float
+    value: Any = None
+    error: str = ""
+    where: str = ""  # such as "all_reduce, called by worker at line 31"
+    printed: str = ""
 
     def __str__(self) -> str:  # noqa: D105
         if self.how == "returned":
@@ -63,9 +74,9 @@ def postmortem(
     Raises:
         ValueError: as ``launch``.
     """
-    at_end = "leave" if leave else "stay"
-    run = _run(
-        worker, nproc, args, timeout_s=timeout_s, init=init, env=env, group_timeout_s=group_timeout_s, at_end=at_end
+    at_end: AtEnd = "leave" if leave else "stay"
+    run = run_ranks(
+        worker, args, nproc, timeout_s=timeout_s, init=init, env=env, group_timeout_s=group_timeout_s, at_end=at_end
     )
     endings = []
     for r, printed in zip(run.ranks, run.outputs, strict=True):

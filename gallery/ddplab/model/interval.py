@@ -16,6 +16,12 @@ import math
 def young_s(save_s: float, mtbf_s: float) -> float:
     """Return √(2CM), Young's interval in seconds: the minimum of C/T + T/2M, good while C is far below M.
 
+    Source: Young, CACM 17(9), 1974.
+
+    Args:
+        save_s: seconds that a save stops the training, C.
+        mtbf_s: mean seconds between two failures of the whole job, M.
+
     Raises:
         ValueError: a time is negative or no number, or ``mtbf_s`` is 0.
     """
@@ -25,6 +31,12 @@ def young_s(save_s: float, mtbf_s: float) -> float:
 
 def daly_s(save_s: float, mtbf_s: float) -> float:
     """Return Daly's interval in seconds: √(2CM)·(1 + x/3 + x²/9) − C with x = √(C/2M); M itself if C ≥ 2M.
+
+    Source: Daly, FGCS 22(3), 2006.
+
+    Args:
+        save_s: seconds that a save stops the training, C.
+        mtbf_s: mean seconds between two failures of the whole job, M.
 
     Raises:
         ValueError: a time is negative or no number, or ``mtbf_s`` is 0.
@@ -41,6 +53,12 @@ def lost_fraction(interval_s: float, save_s: float, mtbf_s: float, restart_s: fl
 
     1 − T/E, where E = M·e^(R/M)·(e^((T+C)/M) − 1) is the expected time until T seconds are trained and saved.
     Exact for exponential failures, which may strike in a save and in a restart too.
+
+    Args:
+        interval_s: seconds of training between two saves, T.
+        save_s: seconds that a save stops the training, C.
+        mtbf_s: mean seconds between two failures of the whole job, M.
+        restart_s: seconds from a failure to the first step after it, R.
 
     Raises:
         ValueError: a time is negative or no number, or ``interval_s`` or ``mtbf_s`` is 0.

@@ -1,7 +1,7 @@
 """Record an edition: run the labs, then the tests of the claims, and keep what came out.
 
     python -m ddplab.recording h200                       everything that is not recorded yet on this machine
-    python -m ddplab.recording h200 --budget 540          as much as fits into 540 seconds; call it again to go on
+    python -m ddplab.recording h200 --budget 540          as much as fits into 540 seconds; run it again to continue
     python -m ddplab.recording h200 --plan                what is left, in which order, and how long it may take
     python -m ddplab.recording here --labs bucket-xray --no-claims --into _build/editions
 
@@ -73,16 +73,16 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     for name in failed:
-        print(f"{name} failed; the edition says so", file=sys.stderr)
+        print(f"{name} failed; the edition records why", file=sys.stderr)
     for problem in problems:
-        print(f"the edition does not fit together: {problem}", file=sys.stderr)
+        print(f"the edition is inconsistent: {problem}", file=sys.stderr)
     if labs_left or tests_left:
         left = f"{_count(labs_left, 'lab')} and {_count(tests_left, 'test')} of claims left"
-        print(f"the budget is used up; {left}: call the same command again", file=sys.stderr)
+        print(f"the budget is used up; {left}: run the same command again", file=sys.stderr)
         for name in todo:
             if times.lab(name) > options.budget - margin_s:
                 more_than = f"more than a budget of {options.budget:g} s"
-                print(f"{name} takes about {times.lab(name):.0f} s, {more_than}: give a larger one", file=sys.stderr)
+                print(f"{name} takes about {times.lab(name):.0f} s, {more_than}: give a larger budget", file=sys.stderr)
         return UNFINISHED
     return 1 if failed or problems else 0
 
@@ -93,7 +93,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--labs", nargs="+", metavar="ID", help="only these labs")
     parser.add_argument("--no-claims", action="store_true", help="labs only")
     parser.add_argument("--fresh", action="store_true", help="run also what is recorded already")
-    parser.add_argument("--plan", action="store_true", help="say what is left and how long it may take; run nothing")
+    parser.add_argument("--plan", action="store_true", help="print what is left and how long it may take; run nothing")
     parser.add_argument("--budget", type=float, metavar="S", help="stop cleanly before S seconds are over")
     parser.add_argument("--into", type=Path, default=ROOT / "gallery" / "editions", help="folder of the editions")
     options = parser.parse_args(arguments)
@@ -112,7 +112,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         refuse(f"there is no lab {', '.join(map(repr, unknown))}; see gallery/")
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
-        refuse(f"something is not installed: {sys.executable} -m pip install {' '.join(missing)}")
+        refuse(f"modules are missing; install them with: {sys.executable} -m pip install {' '.join(missing)}")
     return options
 
 
@@ -189,7 +189,7 @@ def _program() -> int:
     try:
         return main()
     except KeyboardInterrupt:
-        print("stopped; what is recorded is kept, and the same command goes on", file=sys.stderr)
+        print("stopped; what is recorded is kept; run the same command to continue", file=sys.stderr)
         return 128 + signal.SIGINT
     finally:
         _end_what_is_left()
@@ -202,7 +202,7 @@ def _stopped(number: int, _: object) -> None:
 def _end_what_is_left() -> None:
     try:
         import psutil
-    except ImportError:  # which was said; nothing was started
+    except ImportError:  # main has reported that; nothing was started
         return
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

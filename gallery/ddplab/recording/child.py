@@ -1,4 +1,4 @@
-"""A process of the recorder's own that says what it does, and that ends with all it has started when it is told to.
+"""A process of the recorder that reports what it does, and that ends with all it has started when it is asked to.
 
 Used on both sides of the channel: the recorder makes a ``Child``, the process a ``Channel``.
 """
@@ -40,12 +40,12 @@ class Channel:
         return _CHANNEL in os.environ
 
     def send(self, **message: Any) -> None:
-        """Tell the recorder."""
+        """Send a message to the recorder."""
         self._stream.write(json.dumps(message) + "\n")
         self._stream.flush()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """What the recorder says, until it has no more to say."""
+        """The messages of the recorder, until it sends no more."""
         return map(json.loads, self._stream)
 
 
@@ -69,44 +69,44 @@ class Child:
                 stderr=output and subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._socket, self._said = ours, b""
+        self._socket, self._received = ours, b""
         self._pids.add(self.process.pid)
 
     def send(self, **message: Any) -> None:
-        """Tell the process; one that has ended does not hear it."""
+        """Send a message to the process; one that has ended does not get it."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def hear(self, until_s: float = float("inf")) -> dict[str, Any] | None:
+    def receive(self, until_s: float = float("inf")) -> dict[str, Any] | None:
         """The next message; None if the process has ended.
 
         Raises:
             TimeoutError: there is none until ``until_s`` by the monotonic clock.
         """
-        while b"\n" not in self._said:
-            self._bury_orphans()
+        while b"\n" not in self._received:
+            self._reap_orphans()
             left_s = until_s - time.monotonic()
-            gone = self.process.poll() is not None  # asked first: what it has said before is heard now
-            heard = select.select([self._socket], [], [], max(0.0, min(left_s, 1.0)))[0]
+            gone = self.process.poll() is not None  # asked first: what it sent before is read now
+            readable = select.select([self._socket], [], [], max(0.0, min(left_s, 1.0)))[0]
             try:
-                part = self._socket.recv(1 << 16) if heard else b""
+                part = self._socket.recv(1 << 16) if readable else b""
             except ConnectionResetError:
                 part = b""
-            self._said += part
-            if not part and (heard or gone):  # gone without an end: a process that it left may hold the channel
+            self._received += part
+            if not part and (readable or gone):  # gone without an end: a process that it left may hold the channel
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(_TIDY_S)
                 return None
-            if not heard and left_s <= 0:
+            if not readable and left_s <= 0:
                 raise TimeoutError
-        line, _, self._said = self._said.partition(b"\n")
+        line, _, self._received = self._received.partition(b"\n")
         return dict(json.loads(line))
 
     @classmethod
-    def _bury_orphans(cls) -> None:
-        """Take note of the end of processes that have become the recorder's, since those who started them are gone.
+    def _reap_orphans(cls) -> None:
+        """Reap processes that have become the recorder's children, since those that started them are gone.
 
-        A machine in a namespace of its own ends when nobody in it is left to be buried, and a lab waits for that.
+        A machine in a namespace of its own ends when all its processes are reaped, and a lab waits for that.
         """
         import psutil
 

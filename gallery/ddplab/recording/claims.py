@@ -27,7 +27,7 @@ from .machine import machine, same_machine
 from .plan import Times, shares
 from .proved import tests_in
 
-_GRACE_S = 5.0  # beyond the deadline, for a test that does not hear its alarm
+_GRACE_S = 5.0  # beyond the deadline, for a test that ignores its alarm
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def is_recorded(folder: Path, test: Test) -> bool:
 def write_result(folder: Path, test: Test, claim: str, result: dict[str, Any]) -> None:
     """Put one result into the file of its test's file; those of tests that are gone, or of another machine, go."""
     path, here = folder / f"{test.path.stem}.json", machine()
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")  # noqa: UP017  also 3.10
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     result |= {"key": claim_key(test.path, test.name, result["read"]), "date": date}
     old = read_json(path, "machine", "results") if path.exists() else {"machine": {}}
     kept = old["results"] if same_machine(old["machine"], here) else {}
@@ -117,7 +117,7 @@ class Claims:
         """Run the tests; return the claims that failed, and how many tests are left as the time is up."""
         done: dict[str, str] = {}  # claim -> outcome
 
-        def heard(message: dict[str, Any]) -> None:
+        def count(message: dict[str, Any]) -> None:
             with self._turn:
                 done[message["claim"]] = message["outcome"]
                 say(f"[{len(done)}/{sum(len(test.claims) for test in tests)}] {message['claim']} {message['outcome']}")
@@ -126,7 +126,7 @@ class Claims:
         dealt = self._dealt(tests)
         with ThreadPoolExecutor(max(1, len(dealt))) as pool:
             try:
-                work = [pool.submit(self._run, list(files), by_id, heard, say) for files in dealt]
+                work = [pool.submit(self._run, list(files), by_id, count, say) for files in dealt]
                 patience = self.deadline_s + _GRACE_S - time.monotonic()
                 wait(work, None if patience == float("inf") else max(0.0, patience))
             finally:
@@ -146,7 +146,7 @@ class Claims:
         self,
         files: list[Path],
         tests: dict[str, Test],
-        heard: Callable[[dict[str, Any]], None],
+        count: Callable[[dict[str, Any]], None],
         say: Callable[[str], None],
     ) -> None:
         """Run the tests of some files; one in which the process crashes has failed, and the others go on."""
@@ -157,11 +157,13 @@ class Claims:
                 if child is None:
                     return
                 running = None
-                while (message := child.hear()) is not None:
+                while (message := child.receive()) is not None:
                     if "claim" in message:
-                        heard(message)
-                    elif "said" in message:  # a failure: told at once, for what pytest says at its end may be cut off
-                        say(message["said"])
+                        count(message)
+                    elif (
+                        "report" in message
+                    ):  # a failure: shown at once, since the end of pytest's output may be cut off
+                        say(message["report"])
                     else:
                         running = message.get("running")
                 how = child.end()
@@ -170,7 +172,7 @@ class Claims:
                     stopped = self._stopped
                 output.seek(0)
                 text = output.read().decode(errors="replace")
-            if running is None and how not in ("exit status 0", "exit status 1"):  # such as a test that is no Python
+            if running is None and how not in ("exit status 0", "exit status 1"):  # such as a test that is not Python
                 say(text.rstrip())
             if running is None or stopped:
                 return
@@ -179,7 +181,7 @@ class Claims:
             for claim in tests[running].claims:
                 result = {"outcome": "failed", "seconds": 0.0, "launches": [], "read": [], "test": running, "why": why}
                 write_result(self.folder, tests[running], claim, result)
-                heard({"claim": claim, "outcome": "failed"})
+                count({"claim": claim, "outcome": "failed"})
 
     def _start(self, files: list[Path], crashed: list[str], output: Any) -> Child | None:
         environment = {

@@ -68,7 +68,7 @@ class Comparison:
     results: list[Result]
     values: list[Value]
     outputs: list[Output]
-    other_code: list[str]  # labs that both have, of different code: their values and outputs are compared all the same
+    other_code: list[str]  # labs that both have, of different code: their values and outputs are compared anyway
     same_results: int
     same_values: int
 
@@ -130,8 +130,8 @@ def _state(kept: dict[str, Any] | None) -> State:
 
 
 def _why(kept: dict[str, Any] | None) -> str:
-    said = (kept and (kept.get("failed") or kept.get("needs") or kept.get("why"))) or ""
-    return str(said).splitlines()[-1] if said else ""
+    reason = (kept and (kept.get("failed") or kept.get("needs") or kept.get("why"))) or ""
+    return str(reason).splitlines()[-1] if reason else ""
 
 
 def _values(lab: str, one: dict[str, Any], other: dict[str, Any]) -> Iterable[Value]:

@@ -282,7 +282,7 @@ def _imports(path: Path, tree: ast.Module) -> set[Path]:
                 found |= _modules(origin, *(alias.name for alias in node.names))
             else:
                 found |= _of_tests(path, origin)
-    if path == KIT / "runtime" / "launcher.py":
+    if path == KIT / "runtime" / "forkserver.py":
         found |= _modules("ddplab.runtime.preload")  # imported by name in the fork server
     return found
 

@@ -69,7 +69,7 @@ def record_lab(name: str, script: Path, limit_s: float = 0.0) -> tuple[dict[str,
 
 
 def _about(script: Path, read: list[str], began_s: float) -> dict[str, Any]:
-    now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017  also 3.10
+    now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "key": lab_key(script, read),
         "date": now.isoformat(timespec="seconds"),
@@ -112,7 +112,7 @@ class Labs:
         self._child.send(name=name, script=str(script), limit_s=limit_s)
         hard_s = began_s + limit_s + _GRACE_S
         try:
-            answer = self._child.hear(min(hard_s, deadline_s))
+            answer = self._child.receive(min(hard_s, deadline_s))
         except TimeoutError:
             how = self.end()
             if deadline_s < hard_s:
@@ -140,5 +140,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):  # from the recorder, which has said why
+    with contextlib.suppress(KeyboardInterrupt):  # from the recorder, which has printed why
         main()

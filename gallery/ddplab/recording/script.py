@@ -163,7 +163,7 @@ def _open_figures() -> Iterator[Any]:
 
 
 def _titles(figure: Any) -> str:
-    """What a figure shows, for those who hear the page: its title and those of its axes."""
+    """What a figure shows, for those who listen to the page: its title and those of its axes."""
     titles = [axes.get_title(loc=side) for axes in figure.axes for side in ("left", "center", "right")]
     return ", ".join(filter(None, [figure.get_suptitle(), *titles]))
 

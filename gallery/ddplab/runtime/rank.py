@@ -13,17 +13,19 @@ import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import cloudpickle
 
-if TYPE_CHECKING:
-    import torch
+from .group import join_group, leave_group
+
+# What a rank does once its worker returned: wait for all ranks and leave the group, leave at once, stay until killed.
+AtEnd = Literal["meet", "leave", "stay"]
 
 
 @dataclass
 class Job:
-    """All that a rank is told; it travels to the rank through the fork server."""
+    """What a rank needs to start; it travels to the rank through the fork server."""
 
     rank: int
     nproc: int
@@ -34,24 +36,7 @@ class Job:
     timeout_s: float  # of the process group
     output: str
     stacks: str
-    at_end: str = "part"  # once the worker returned: "part" in good order, "leave" at once, "stay" until killed
-
-
-def device() -> torch.device:
-    """Return the device of the calling rank, as its launcher chose it: ``cuda:i`` or ``cpu``."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-
-
-def gpu_uuid() -> str | None:
-    """Return which GPU of the world the calling rank has, whatever number it has here; None without one."""
-    import torch
-
-    here = device()
-    return str(torch.cuda.get_device_properties(here).uuid) if here.type == "cuda" else None
+    at_end: AtEnd = "meet"
 
 
 # A rank asked by this signal writes where it is. Not SIGUSR1, which training programs take from their schedulers.
@@ -87,24 +72,19 @@ def run_rank(job: Job, outbox: Connection, listener: socket.socket | None) -> No
         torch.set_num_threads(max(1, int(threads)))
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
     facts = _facts(job.up_to)
-    groups: list[Any] = []  # kept until _exit
     try:
         if job.init:
-            _init_process_group(job, listener, facts["backend"])
+            _join(job, listener, facts["backend"])
         worker, args = cloudpickle.loads(job.payload)
         try:
             value = worker(*args)
         finally:
-            _say_what_was_used(facts)
+            _correct(facts)
         report = (True, facts, value)
-        if dist.is_initialized() and job.at_end == "part":
-            dist.barrier()  # without it gloo aborts in some exits: a peer leaves while its sockets are in use
-            # Else DDP's reducer may drop the group last. It would wait for gloo's thread while it holds the GIL,
-            # and that thread for the GIL, to drop the last of its Work.
-            groups.append(dist.group.WORLD)
-            dist.destroy_process_group()
+        if dist.is_initialized() and job.at_end == "meet":
+            leave_group()
     except BaseException as error:
-        report = (False, facts, (time.monotonic(), _own_traceback(error), _own_words(error)))
+        report = (False, facts, (time.monotonic(), _own_traceback(error), _error_line(error)))
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -119,33 +99,24 @@ def run_rank(job: Job, outbox: Connection, listener: socket.socket | None) -> No
     os._exit(0 if report[0] else 1)  # no destructors: a failed process group would wait for its peers in them
 
 
-def _init_process_group(job: Job, listener: socket.socket | None, backend: str) -> None:
-    import torch
+def _join(job: Job, listener: socket.socket | None, backend: str) -> None:
     import torch.distributed as dist
 
-    here = device()
-    if here.type == "cuda":  # under gloo, too: events and generators belong to the current device
-        torch.cuda.set_device(here)
-    timeout = datetime.timedelta(seconds=job.timeout_s)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1",
         int(os.environ["MASTER_PORT"]),
         job.nproc,
         is_master=job.rank == 0,
-        timeout=timeout,
+        timeout=datetime.timedelta(seconds=job.timeout_s),
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener is not None else None,
     )
-    # NCCL takes CUDA tensors only; gloo beside it takes those of the CPU, as in train.py.
-    backends, bound = ("cpu:gloo,cuda:nccl", here) if backend == "nccl" else (backend, None)
-    dist.init_process_group(
-        backends, store=store, rank=job.rank, world_size=job.nproc, timeout=timeout, device_id=bound
-    )
-    if job.at_end != "part":
-        _meet(store, job)
+    join_group(store, job.rank, job.nproc, job.timeout_s, backend)
+    if job.at_end != "meet":
+        _wait_for_connections(store, job)
 
 
-def _meet(store: Any, job: Job) -> None:
+def _wait_for_connections(store: Any, job: Job) -> None:
     """All ranks have their connections: rank 0, who holds the store, may now fail without taking it from them."""
     others = range(1, job.nproc)
     if job.rank:
@@ -159,12 +130,16 @@ def _meet(store: Any, job: Job) -> None:
         store.set("ddplab/go", "")
 
 
-def _say_what_was_used(facts: dict[str, Any]) -> None:
-    """A worker that put nothing on its GPU has shown nothing of it, nor of NCCL: its tensors went through gloo."""
+def _correct(facts: dict[str, Any]) -> None:
+    """A worker has shown nothing of a GPU on which it put nothing, nor of NCCL if all that it sent went by gloo."""
     import torch
+
+    from .torch_private import backends_used
 
     if facts["gpu"] and torch.cuda.max_memory_allocated() == 0:
         facts |= {"gpu": None, "backend": "gloo"}
+    if facts["backend"] == "nccl" and backends_used() == {"gloo"}:
+        facts["backend"] = "gloo"
 
 
 def _facts(nproc: int) -> dict[str, Any]:
@@ -206,6 +181,6 @@ def _own_traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
 
 
-def _own_words(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     """The last lines of a traceback: the type of the exception and its text."""
     return "".join(traceback.format_exception_only(error)).rstrip()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +57,21 @@ def after_backward(callback: Callable[[], None]) -> None:
     Seen: ``torch.autograd.Variable._execution_engine.queue_callback`` in torch 2.13.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+# -- tensors as keys --------------------------------------------------------------------------------
+
+
+def weak_tensor_dict() -> MutableMapping[torch.Tensor, Any]:
+    """Return an empty dictionary whose keys are tensors, each by its identity, and do not keep them alive.
+
+    Private because: ``weakref.WeakKeyDictionary`` compares keys with ``==``, which for tensors is elementwise, and
+    torch documents no dictionary of its own.
+    Seen: ``torch.utils.weak.WeakTensorKeyDictionary`` in torch 2.13.
+    """
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
 
 
 # -- the flight recorder (what was issued, how large, from which line) ------------------------------
@@ -131,6 +146,15 @@ def flight_dump() -> dict[str, Any]:
     return dict(dump)
 
 
+def flight_trace() -> bytes:
+    """Return this rank's flight recorder on gloo as torch pickles it, to show what it lacks beside :func:`flight_dump`.
+
+    Private because: as for :func:`flight_records`.
+    Seen: ``torch._C._distributed_c10d._dump_fr_trace`` in torch 2.13.
+    """
+    return bytes(_recorders()[0]())
+
+
 def flight_progress() -> tuple[int, ...]:
     """Return how many operations this rank has issued in each of its groups; microseconds, and no stack is read.
 
@@ -143,13 +167,24 @@ def flight_progress() -> tuple[int, ...]:
     )
 
 
+def backends_used() -> set[str]:
+    """Return which backends have issued a collective or message for this rank, such as ``{"gloo"}``; barriers aside.
+
+    Private because: as for :func:`flight_records`; a group names the backends that it has, not those that it used.
+    Seen: ``torch._C._distributed_c10d._dump_fr_trace`` and ``_dump_nccl_trace`` in torch 2.13.
+    """
+    dumps = [pickle.loads(raw(True, False, False)) for raw in _recorders()]
+    names = [entry["profiling_name"] for dump in dumps for entry in dump.get("entries", [])]
+    return {name.partition(":")[0] for name in names if "barrier" not in name}
+
+
 def _recorders() -> list[Any]:
     if torch.__version__ < "2.11" and dist.is_initialized() and "nccl" not in dist.get_backend_config():
         raise RuntimeError(
             f"torch {torch.__version__} keeps no flight record of gloo; torch 2.11 is the first that does"
         )
     c10d: Any = torch._C._distributed_c10d
-    return [c10d._dump_fr_trace] + ([c10d._dump_nccl_trace] if dist.is_nccl_available() else [])
+    return [getattr(c10d, name) for name in ("_dump_fr_trace", "_dump_nccl_trace") if hasattr(c10d, name)]
 
 
 # -- torch.compile ----------------------------------------------------------------------------------

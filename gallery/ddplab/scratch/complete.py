@@ -14,13 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..model.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
-from ..runtime.torch_private import after_backward
+from ..runtime.torch_private import after_backward, weak_tensor_dict
 
 # For each wrapped parameter: the id of the module it was wrapped in, the handle of its hook.
-_wrapped = WeakTensorKeyDictionary()
+_wrapped = weak_tensor_dict()
 
 
 class Bucket:
@@ -106,7 +105,7 @@ class DDP(nn.Module):
         if bucket_cap_mb is not None:
             self._caps = (int(bucket_cap_mb * MIB),) * 2
         self._build_buckets(list(reversed(self._names)))  # the last layer is ready first
-        self._rebuilt = find_unused_parameters  # a ready order that may change is none
+        self._rebuilt = find_unused_parameters  # the ready order may change
 
         self._require_sync = True  # what no_sync says now
         self._sync_backward = False  # what the last forward decided for its backward

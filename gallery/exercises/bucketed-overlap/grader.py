@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device
-from ddplab.grading.checks import check, expect
+from ddplab.grading.checks import check, expect, listed
+from ddplab.grading.recorder import Call, Recorder
 from ddplab.grading.symptoms import Gradients, expect_gradients, gradients, mean
-from ddplab.grading.witness import Call, Witness
 
 # Input and factor of the loss, by rank: whole numbers, so that all sums are exact.
 INPUTS = (1.0, 3.0, 11.0)
@@ -31,18 +31,17 @@ OTHER_RULES = (
     (SIZES, ONE_EACH),
     (
         [sum(SIZES)],
-        "That is one bucket of everything: `bucket_cap_bytes` counts bytes, of which a float32 "
-        "element has four.",
+        "That is one bucket of everything: `bucket_cap_bytes` counts bytes, of which a float32 element has four.",
     ),
     (
         [56, 70, 20],
-        "The buckets were filled in the order of registration: then the first to be full is the "
-        "last to be ready, and there is nothing to overlap with.",
+        "The buckets were filled in the order of registration: then the first to be full is the last to be ready, and "
+        "there is nothing to overlap with.",
     ),
     (
         [20, 60, 10, 40, 16],
-        "These buckets close before they would exceed the cap; torch's close once they have "
-        "reached it, so that none but the last is smaller.",
+        "These buckets close before they would exceed the cap; torch's close once they have reached it, so that none "
+        "but the last is smaller.",
     ),
 )
 
@@ -70,29 +69,22 @@ def ones(module: nn.Module) -> nn.Module:
     return module.to(device())
 
 
-def backward(ddp: Any, twin: nn.Module, witness: Witness, value: float) -> Seen:
+def backward(ddp: Any, twin: nn.Module, recorder: Recorder, value: float) -> Seen:
     """Run one backward of the learner's class, and one of a twin that is not wrapped."""
     x = torch.full((1, 3), value).to(device())
     (twin(x).float().sum() * value).backward()
-    calls, events = len(witness.calls), len(witness.events)
-    hooks = [
-        p.register_hook(lambda grad, name=name: witness.note(name))
-        for name, p in ddp.module.named_parameters()
-    ]
+    calls, events = len(recorder.calls), len(recorder.events)
+    hooks = [p.register_hook(lambda grad, name=name: recorder.note(name)) for name, p in ddp.module.named_parameters()]
     (ddp(x).float().sum() * value).backward()
     for hook in hooks:
         hook.remove()
-    return Seen(
-        gradients(twin), gradients(ddp.module), witness.calls[calls:], witness.events[events:]
-    )
+    return Seen(gradients(twin), gradients(ddp.module), recorder.calls[calls:], recorder.events[events:])
 
 
-def one_step(
-    learner: ModuleType, witness: Witness, module: nn.Module, cap_bytes: int = CAP_BYTES
-) -> Seen:
+def one_step(learner: ModuleType, recorder: Recorder, module: nn.Module, cap_bytes: int = CAP_BYTES) -> Seen:
     """Wrap a copy of `module` and run one backward."""
     ddp = learner.BucketedDDP(copy.deepcopy(module), cap_bytes)
-    return backward(ddp, module, witness, INPUTS[dist.get_rank()])
+    return backward(ddp, module, recorder, INPUTS[dist.get_rank()])
 
 
 def means(seen: Sequence[Seen], hint: str = "") -> None:
@@ -103,9 +95,9 @@ def means(seen: Sequence[Seen], hint: str = "") -> None:
 
 
 @check("Two ranks end with the mean", ranks=2, judge=means, read="internals-backward")
-def two_ranks(learner: ModuleType, witness: Witness) -> Seen:
+def two_ranks(learner: ModuleType, recorder: Recorder) -> Seen:
     """One backward through four layers, whose parameters fill three buckets."""
-    return one_step(learner, witness, small_module())
+    return one_step(learner, recorder, small_module())
 
 
 def one_call_per_bucket(seen: list[Seen]) -> None:
@@ -120,9 +112,9 @@ def one_call_per_bucket(seen: list[Seen]) -> None:
 
 
 @check("One all-reduce per bucket", ranks=2, judge=one_call_per_bucket, read="internals-buckets")
-def calls(learner: ModuleType, witness: Witness) -> Seen:
+def calls(learner: ModuleType, recorder: Recorder) -> Seen:
     """Parameters of 12, 4, 40, 10, 60, 6, 12 and 2 float32; the cap of 160 bytes is 40 of them."""
-    return one_step(learner, witness, small_module())
+    return one_step(learner, recorder, small_module())
 
 
 def overlapped(seen: list[Seen]) -> None:
@@ -137,23 +129,22 @@ def overlapped(seen: list[Seen]) -> None:
     hook = "Launch it in the hook of the gradient that completes it."
     expect(
         launches[0] < layer[0],
-        "The first bucket was launched when the backward had reached the first layer, and nothing "
-        f"was left to overlap with. {hook}",
+        "The first bucket was launched when the backward had reached the first layer, and nothing was left to overlap "
+        f"with. {hook}",
     )
     expect(
         not blocking,
-        f"{blocking} of {len(launches)} all-reduces were blocking: the backward stands still "
-        "until each is done. Pass `async_op=True`, and wait at the end.",
+        f"{blocking} of {len(launches)} all-reduces were blocking: the backward waits until each is done. Pass "
+        "`async_op=True`, and wait at the end.",
     )
     expect(
         launches[0] < layer[1] and launches[1] < layer[0],
-        "A bucket was full, but was launched only after a gradient of the next bucket had come. "
-        f"{hook}",
+        f"A bucket was full, but was launched only after a gradient of the next bucket had come. {hook}",
     )
     expect(
         all(at > layer[0] for at in waits),
-        "A bucket was awaited while gradients were still to be computed. Keep what `all_reduce` "
-        "returns, and call its `wait()` in what `after_backward` calls.",
+        "A bucket was awaited while gradients were still to be computed. Keep what `all_reduce` returns, and call its "
+        "`wait()` in what `after_backward` calls.",
     )
 
 
@@ -163,9 +154,9 @@ def overlapped(seen: list[Seen]) -> None:
     judge=overlapped,
     read="internals-backward",
 )
-def overlap(learner: ModuleType, witness: Witness) -> Seen:
+def overlap(learner: ModuleType, recorder: Recorder) -> Seen:
     """One backward; launches, waits and gradients are noted in the order in which they come."""
-    return one_step(learner, witness, small_module())
+    return one_step(learner, recorder, small_module())
 
 
 def both_steps(seen: list[list[Seen]]) -> None:
@@ -173,20 +164,19 @@ def both_steps(seen: list[list[Seen]]) -> None:
     means([steps[0] for steps in seen])
     means(
         [steps[1] for steps in seen],
-        "The first step was right: something of it, such as a counter or a list, was still there "
-        "in the second.",
+        "The first step was right: something of it, such as a counter or a list, was still there in the second.",
     )
 
 
 @check("The next step works too", ranks=2, judge=both_steps, read="internals-backward")
-def two_steps(learner: ModuleType, witness: Witness) -> list[Seen]:
+def two_steps(learner: ModuleType, recorder: Recorder) -> list[Seen]:
     """Two steps with `zero_grad()` between them."""
     twin, value = small_module(), INPUTS[dist.get_rank()]
     ddp = learner.BucketedDDP(copy.deepcopy(twin), CAP_BYTES)
-    first = backward(ddp, twin, witness, value)
+    first = backward(ddp, twin, recorder, value)
     twin.zero_grad()
     ddp.zero_grad()
-    return [first, backward(ddp, twin, witness, value + 2)]
+    return [first, backward(ddp, twin, recorder, value + 2)]
 
 
 class Branches(nn.Module):
@@ -204,9 +194,9 @@ class Branches(nn.Module):
 
 
 @check("The same order on all ranks", ranks=2, judge=means, read="internals-backward")
-def branches(learner: ModuleType, witness: Witness) -> Seen:
+def branches(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two branches, a bucket each; rank 1 uses them in the other order: bucket 1 is full first."""
-    return one_step(learner, witness, ones(Branches()), cap_bytes=80)
+    return one_step(learner, recorder, ones(Branches()), cap_bytes=80)
 
 
 class TwoTypes(nn.Module):
@@ -228,23 +218,22 @@ def two_calls(seen: list[Seen]) -> None:
     right = ["10 bfloat16", "16 float32"]
     expect(
         made == right,
-        f"The calls should carry {listed(right)} elements; they carried {listed(made)}. "
-        "`torch.cat` of two types takes the wider one, so more bytes travel than there are: give "
-        "each bucket one data type.",
+        f"The calls should carry {listed(right)} elements; they carried {listed(made)}. `torch.cat` of two types "
+        "takes the wider one, so more bytes travel than there are: give each bucket one data type.",
         "internals-buckets",
     )
 
 
 @check("A bucket has one data type", ranks=2, judge=two_calls, read="internals-buckets")
-def two_types(learner: ModuleType, witness: Witness) -> Seen:
+def two_types(learner: ModuleType, recorder: Recorder) -> Seen:
     """A layer in float32 and one in bfloat16, together far below the cap."""
-    return one_step(learner, witness, ones(TwoTypes()), cap_bytes=2**20)
+    return one_step(learner, recorder, ones(TwoTypes()), cap_bytes=2**20)
 
 
 @check("Three ranks end with the mean of three", ranks=3, judge=means, read="internals-backward")
-def three_ranks(learner: ModuleType, witness: Witness) -> Seen:
+def three_ranks(learner: ModuleType, recorder: Recorder) -> Seen:
     """The first check again, on three ranks."""
-    return one_step(learner, witness, small_module())
+    return one_step(learner, recorder, small_module())
 
 
 def equal_to_ddp(seen: list[list[float]]) -> None:
@@ -252,15 +241,15 @@ def equal_to_ddp(seen: list[list[float]]) -> None:
     for step, gaps in enumerate(zip(*seen, strict=True), 1):
         expect(
             max(gaps) == 0,
-            f"After step {step} of 3 the weights are up to {max(gaps):.3g} away from those that "
-            "torch's DDP trains. The gradients were right, so look at what the replicas start "
-            "from, and at what is left of the step before.",
+            f"After step {step} of 3 the weights are up to {max(gaps):.3g} away from those that torch's DDP trains. "
+            "The gradients were right, so look at what the replicas start from, and at what is left of the step "
+            "before.",
             "internals-constructor",
         )
 
 
 @check("Three training steps equal those of torch's DDP", ranks=2, judge=equal_to_ddp)
-def training(learner: ModuleType, witness: Witness) -> list[float]:
+def training(learner: ModuleType, recorder: Recorder) -> list[float]:
     """Three steps of SGD with momentum, from weights that differ until the constructor ran."""
     torch.manual_seed(dist.get_rank())
     layers = nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)
@@ -277,9 +266,3 @@ def training(learner: ModuleType, witness: Witness) -> list[float]:
         pairs = zip(models[0].module.parameters(), net.parameters(), strict=True)
         gaps.append(max((a - b).abs().max().item() for a, b in pairs))
     return gaps
-
-
-def listed(items: Sequence[Any]) -> str:
-    """`a, b and c`."""
-    *most, last = [str(item) for item in items] or ["nothing"]
-    return f"{', '.join(most)} and {last}" if most else last

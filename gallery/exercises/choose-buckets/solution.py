@@ -25,12 +25,17 @@ def choose_cap_mib(gradients: list[Gradient], latency_s: float, bytes_per_s: flo
 
 
 def wrap(
-    model: nn.Module, gradients: list[Gradient], latency_s: float, bytes_per_s: float
+    model: nn.Module,
+    gradients: list[Gradient],
+    latency_s: float,
+    bytes_per_s: float,
 ) -> DistributedDataParallel:
     """Return the model in DDP, with the buckets that suit the link, the same on all ranks."""
     where = next(model.parameters()).device
     cap_mib = torch.tensor(
-        choose_cap_mib(gradients, latency_s, bytes_per_s), dtype=torch.float64, device=where
+        choose_cap_mib(gradients, latency_s, bytes_per_s),
+        dtype=torch.float64,
+        device=where,
     )
     dist.broadcast(cap_mib, src=0)  # each rank has a profile of its own: one decides
     return DistributedDataParallel(model, bucket_cap_mb=cap_mib.item())

@@ -31,7 +31,10 @@ def choose_cap_mib(gradients: list[Gradient], latency_s: float, bytes_per_s: flo
 
 
 def wrap(
-    model: nn.Module, gradients: list[Gradient], latency_s: float, bytes_per_s: float
+    model: nn.Module,
+    gradients: list[Gradient],
+    latency_s: float,
+    bytes_per_s: float,
 ) -> DistributedDataParallel:
     """Return the model in DDP, with the buckets that suit the link, the same on all ranks."""
     raise NotImplementedError

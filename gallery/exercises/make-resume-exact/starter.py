@@ -3,7 +3,7 @@
 A colleague's run saves its weights, its optimizer and its step. Stopped and started again, it
 goes on with a loss that looks right. But it is another run: nobody can repeat what it does.
 
-Mend it, so that on any number of ranks
+Fix it so that, on any number of ranks,
 
 - a run that was stopped after any step, once or more often, and resumed has the same losses
   and ends with the same weights, bit for bit, as one that was never stopped,

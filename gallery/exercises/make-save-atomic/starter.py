@@ -3,7 +3,7 @@
 A colleague saves every few minutes, and keeps the newest checkpoints. The job was killed in
 the middle of a save, and then it could not be resumed.
 
-Mend `save` and `load_latest`, so that
+Fix `save` and `load_latest` so that
 
 - if the process is killed at any moment of `save`, or the machine loses power, `load_latest`
   returns a state that was saved: the new one or, until `save` has returned, the one before,

@@ -1,99 +1,33 @@
-"""Checks of the mended accumulation: what each step of the optimizer used, and what it cost."""
+"""Checks of the fixed accumulation: what each step of the optimizer used, and what it cost."""
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ddplab import device
-from ddplab.grading import mending
-from ddplab.grading.checks import Wrong, check, expect
-from ddplab.grading.mending import Weights
-from ddplab.grading.symptoms import Gradients, Symptom, expect_gradients, times, total
-from ddplab.grading.witness import Call, Witness
+from ddplab.grading import training
+from ddplab.grading.checks import Wrong, check, counted, expect, load_sibling
+from ddplab.grading.recorder import Recorder
+from ddplab.grading.symptoms import Gradients, Symptom, expect_gradients, gradients, times, total
+from ddplab.grading.training import Weights
 
-LR, MICRO, WIDTH = 0.05, 2, 400
+runs = load_sibling(__file__, "runs")
+Seen, MICRO, LR = runs.Seen, runs.MICRO, 0.05
 READ = "internals-no-sync"
 AROUND = "museum-no-sync-around-backward"
 UNSYNCED = (
-    "holds each rank's own gradient: the last micro-batch of this window ran its forward under "
-    "`no_sync` too, so nothing was averaged and the ranks part. The last of *each* window "
-    "synchronizes, also of a short one",
+    "holds each rank's own gradient: the last micro-batch of this window ran its forward under `no_sync` too, so "
+    "nothing was averaged and the ranks part. The last of *each* window synchronizes, also of a short one",
     READ,
 )
 INNER = (
-    "holds each rank's own gradient, although the last forward was not under `no_sync`: it did not "
-    "go through DDP. Call `ddp(x)`; `model(x)` and `ddp.module(x)` average nothing",
+    "holds each rank's own gradient, although the last forward was not under `no_sync`: it did not go through DDP. "
+    "Call `ddp(x)`; `model(x)` and `ddp.module(x)` average nothing",
     "museum-calls-the-inner-module",
 )
-
-
-@dataclass
-class Step:
-    """What a rank has seen of one step of the optimizer."""
-
-    before: Gradients  # what the optimizer was given
-    calls: list[Call]  # since the step before
-    samples: list[int]  # of each forward since then
-    synced: list[bool]  # whether DDP was to synchronize when that forward ran
-
-
-@dataclass
-class Seen:
-    """What a rank has seen of one training."""
-
-    steps: list[Step] = field(default_factory=list)
-    end: Weights = field(default_factory=dict)
-    contexts: int = 0  # how often `no_sync` was entered
-    buckets: list[int] = field(default_factory=list)  # that DDP has in each step, if done right
-
-
-def small_module() -> nn.Module:
-    """Three layers, the same in all processes; the middle one has more than 1 MiB.
-
-    So DDP has two buckets from the second step on, and one in the first.
-    """
-    layers = nn.Linear(3, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)
-    module = mending.filled(nn.Sequential(*layers), 1)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.div_(WIDTH**0.5)
-    return module
-
-
-def micro_batch(rank: int, number: int) -> tuple[Tensor, Tensor]:
-    """Micro-batch `number` of a rank."""
-    numbers = torch.Generator().manual_seed(100 * rank + number)
-    x = torch.randn(MICRO, 3, generator=numbers, dtype=torch.float64)
-    return x, x.sum(dim=1, keepdim=True) + rank + number % 3
-
-
-def some(parts: Gradients) -> Gradients:
-    """The first elements of each gradient: enough to tell them apart."""
-    return {name: None if g is None else g.flatten()[:20].clone() for name, g in parts.items()}
-
-
-def held(module: nn.Module) -> Gradients:
-    """The gradients of `module`, on the CPU."""
-    return {
-        name: None if p.grad is None else p.grad.detach().cpu()
-        for name, p in module.named_parameters()
-    }
-
-
-def counted(number: int, what: str) -> str:
-    """`2 buckets`."""
-    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
 def named(numbers: Sequence[int]) -> str:
@@ -101,82 +35,6 @@ def named(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"micro-batch {numbers[0] + 1}"
     return f"micro-batches {numbers[0] + 1} to {numbers[-1] + 1}"
-
-
-# -- in the ranks ----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def watched(module: nn.Module, witness: Witness) -> Iterator[Seen]:
-    """See each forward of `module`, each `no_sync`, and each step of an optimizer."""
-    seen, no_sync, made = Seen(), DistributedDataParallel.no_sync, 0
-    samples: list[int] = []
-    synced: list[bool] = []
-    inside = 0
-
-    @contextlib.contextmanager
-    def noted(self: DistributedDataParallel) -> Iterator[None]:
-        nonlocal inside
-        seen.contexts += 1
-        inside += 1
-        try:
-            with no_sync(self):
-                yield
-        finally:
-            inside -= 1
-
-    def forward(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if torch.is_grad_enabled():
-            samples.append(len(inputs[0]))
-            synced.append(not inside)
-
-    def step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal made
-        calls, made = witness.calls[made:], len(witness.calls)
-        seen.steps.append(Step(some(held(module)), calls, samples[:], synced[:]))
-        samples.clear()
-        synced.clear()
-
-    made = len(witness.calls)
-    hooks = [module.register_forward_pre_hook(forward), register_optimizer_step_pre_hook(step)]
-    DistributedDataParallel.no_sync = noted  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        DistributedDataParallel.no_sync = no_sync  # type: ignore[method-assign]
-        for hook in hooks:
-            hook.remove()
-        seen.end = {name: value.flatten()[:20] for name, value in mending.weights(module).items()}
-
-
-def play(learner: ModuleType, witness: Witness, micros: int, accumulate: int) -> Seen:
-    """Train on this rank."""
-    module = small_module().to(device())
-    batches = [micro_batch(dist.get_rank(), number) for number in range(micros)]
-    batches = [(x.to(device()), y.to(device())) for x, y in batches]
-    needed = buckets(small_module().to(device()), batches, accumulate)
-    with mending.visible_ddp(), watched(module, witness) as seen, mending.explained(learner):
-        learner.train(module, batches, accumulate, LR)
-    seen.buckets = needed
-    return seen
-
-
-def buckets(module: nn.Module, batches: Sequence[Any], accumulate: int) -> list[int]:
-    """How many buckets DDP reduces in each step of a right loop; in the first one they differ."""
-    counts = []
-    with mending.visible_ddp() as reductions:
-        ddp = DistributedDataParallel(module)
-        for start in range(0, len(batches), accumulate):
-            *others, last = batches[start : start + accumulate]
-            with ddp.no_sync():
-                for x, _ in others:
-                    ddp(x).sum().backward()
-            ddp(last[0]).sum().backward()
-            counts.append(len(reductions.sent) - sum(counts))
-    return counts
-
-
-# -- the judge -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -189,24 +47,24 @@ class Reference:
 
 def reference(ranks: int, windows: Sequence[Sequence[int]]) -> Reference:
     """Train with big batches; a window is the numbers of its micro-batches."""
-    module, alone = small_module(), []
+    module, alone = runs.small_module(), []
     optimizer = torch.optim.SGD(module.parameters(), lr=LR, momentum=0.9)
 
     def gradient(rank: int, number: int) -> Gradients:
         optimizer.zero_grad()
-        x, y = micro_batch(rank, number)
+        x, y = runs.micro_batch(rank, number)
         mse_loss(module(x), y).backward()
-        return some(held(module))
+        return runs.some(gradients(module))
 
     numbers = [number for window in windows for number in window]
     for window in windows:
         alone.append([[gradient(rank, number) for rank in range(ranks)] for number in numbers])
         optimizer.zero_grad()
-        parts = [micro_batch(rank, number) for rank in range(ranks) for number in window]
+        parts = [runs.micro_batch(rank, number) for rank in range(ranks) for number in window]
         x, y = (torch.cat(both) for both in zip(*parts, strict=True))
         mse_loss(module(x), y).backward()
         optimizer.step()
-    end = {name: value.flatten()[:20] for name, value in mending.weights(module).items()}
+    end = {name: value.flatten()[:20] for name, value in training.weights(module).items()}
     return Reference(alone, end)
 
 
@@ -222,19 +80,17 @@ def as_big_batches(micros: int, accumulate: int) -> Callable[[list[Seen]], None]
         for rank, steps in enumerate(len(s.steps) for s in seen):
             expect(
                 steps == len(windows),
-                f"{what} are {counted(len(windows), 'step')} of the optimizer; rank {rank} made "
-                f"{steps}. {why_so_many(steps, micros, windows)}",
+                f"{what} are {counted(len(windows), 'step')} of the optimizer; rank {rank} made {steps}. "
+                f"{why_so_many(steps, micros, windows)}",
                 READ,
             )
         for number, window in enumerate(windows):
             gradients_of(number, window, accumulate, seen, right)
-        mending.expect_one_model(
-            [s.end for s in seen], None, "Their gradients were the same in each step."
-        )
+        training.expect_one_model([s.end for s in seen], None, "Their gradients were the same in each step.")
         expect(
-            mending.same(seen[0].end, right.end),
-            "Each step had the right gradients, but the weights are not those of big batches: look "
-            "at what was done to the weights or to the optimizer beside its steps.",
+            training.same(seen[0].end, right.end),
+            "Each step had the right gradients, but the weights are not those of big batches: look at what was done "
+            "to the weights or to the optimizer beside its steps.",
             "idea-equality",
         )
 
@@ -246,9 +102,8 @@ def one_at_a_time(seen: Sequence[Seen]) -> None:
     largest = max((n for s in seen for step in s.steps for n in step.samples), default=0)
     expect(
         largest <= MICRO,
-        f"{largest} samples went through the model at once, and a micro-batch has {MICRO}. The "
-        "gradient is right, but the window has to fit into memory: that is what accumulation is "
-        "to avoid.",
+        f"{largest} samples went through the model at once, and a micro-batch has {MICRO}. The gradient is right, but "
+        "the window has to fit into memory: that is what accumulation should avoid.",
         "idea-batch",
     )
 
@@ -262,8 +117,8 @@ def why_so_many(steps: int, micros: int, windows: Sequence[Sequence[int]]) -> st
         return "That is one per micro-batch: the step belongs to the end of a window."
     if steps == len(windows) - 1 == micros // len(windows[0]):
         return (
-            f"The last {counted(tail, 'micro-batch')} got none: at the end of the data a "
-            "shorter window is left, and dropping it drops its samples."
+            f"The last {counted(tail, 'micro-batch')} got none: at the end of the data a shorter window is left, and "
+            "dropping it drops its samples."
         )
     return f"The windows hold {', '.join(str(len(window)) for window in windows)} micro-batches."
 
@@ -290,9 +145,8 @@ def gradients_of(
     symptoms = [
         Symptom(
             everywhere(window, 1),
-            f"holds the sum over the {size} micro-batches, not their mean: `backward` adds to "
-            f"`.grad`. Divide each loss by {size} before its backward, or the step is as if the "
-            "learning rate were so many times higher",
+            f"holds the sum over the {size} micro-batches, not their mean: `backward` adds to `.grad`. Divide each "
+            f"loss by {size} before its backward, or each step is too long by that factor",
             "idea-equality",
         ),
         Symptom(
@@ -302,15 +156,15 @@ def gradients_of(
         ),
         Symptom(
             everywhere(window, 1 / accumulate),
-            f"was divided by {accumulate}, but the window has only {size}: the step is too small. "
-            "Divide by what is in the window",
+            f"was divided by {accumulate}, but the window has only {size}: the step is too small. Divide by what is "
+            "in the window",
             "idea-equality",
         ),
         *(
             Symptom(
                 everywhere(window[-1:], factor),
-                "holds the last micro-batch only: `zero_grad` has wiped out the others. It belongs "
-                "to the beginning or the end of a window, where a step has used them",
+                "holds the last micro-batch only: `zero_grad` has wiped out the others. It belongs to the beginning "
+                "or the end of a window, where a step has used them",
                 READ,
             )
             for factor in (1, 1 / size, 1 / accumulate)
@@ -326,27 +180,20 @@ def gradients_of(
     if number:
         symptoms += [
             Symptom(
-                [
-                    total([now, s.steps[number - 1].before])
-                    for now, s in zip(part, seen, strict=True)
-                ],
-                "still holds the gradient of the window before: `.grad` is added to until "
-                "`zero_grad`, once per window",
+                [total([now, s.steps[number - 1].before]) for now, s in zip(part, seen, strict=True)],
+                "still holds the gradient of the window before: `.grad` is added to until `zero_grad`, once per window",
                 READ,
             )
             for part in (everywhere(window, 1 / size), everywhere(window, 1 / accumulate))
         ]
     empty: list[Gradients] = [dict.fromkeys(expected[0])] * ranks
-    zeros = [
-        {name: torch.zeros_like(g) for name, g in expected[0].items() if g is not None}
-    ] * ranks
-    wiped = "is gone when the step is made: `zero_grad` stands between the backward and the step"
+    zeros = [{name: torch.zeros_like(g) for name, g in expected[0].items() if g is not None}] * ranks
+    wiped = "is gone at the step: `zero_grad` is called between the backward and the step"
     symptoms += [Symptom(nothing, wiped, READ) for nothing in (empty, zeros)]
     symptoms += [
         Symptom(
             everywhere(range(first, last), factor),
-            f"holds {named(range(first, last))}, and the window is {named(window)}: what counts "
-            "them is off",
+            f"holds {named(range(first, last))}, and the window is {named(window)}: what counts them is off",
             READ,
         )
         for first, last in itertools.combinations(range(len(alone) + 1), 2)
@@ -367,14 +214,13 @@ def once_per_step(seen: list[Seen]) -> None:
         around = seen[0].contexts and all(step.synced)
         if around:
             idea = (
-                "`no_sync` was entered, but no forward ran inside: what decides is where the "
-                "*forward* runs, and around the backward alone it changes nothing. Put both under "
-                "it."
+                "`no_sync` was entered, but no forward ran inside: what decides is where the *forward* runs, and "
+                "around the backward alone it changes nothing. Put both under it."
             )
         elif all(step.synced):
             idea = (
-                "Each micro-batch was averaged on its own. The numbers are right, but all but the "
-                "last were for nothing: run those, forward and backward, under `no_sync()`."
+                "Each micro-batch was averaged on its own. The numbers are right, but all but the last were for "
+                "nothing: run those, forward and backward, under `no_sync()`."
             )
         elif len(step.calls) > right and step.synced.count(True) == 1:
             idea = "DDP's own are enough: whatever else you reduce or broadcast costs once more."
@@ -382,24 +228,23 @@ def once_per_step(seen: list[Seen]) -> None:
             idea = "Only the last micro-batch of a window communicates."
         others = len(step.calls) - len(made)
         raise Wrong(
-            f"In step {number} of {len(seen[0].steps)} DDP has {counted(right, 'bucket')}, so it "
-            f"needs {counted(right, 'all-reduce')}. With {counted(micros, 'micro-batch')} it made "
-            f"{len(made)}"
-            f"{' and ' + counted(others, 'other collective') if others else ''}. {idea}",
+            f"In step {number} of {len(seen[0].steps)} DDP has {counted(right, 'bucket')}, so it needs "
+            f"{counted(right, 'all-reduce')}. With {counted(micros, 'micro-batch')} it made "
+            f"{len(made)}{' and ' + counted(others, 'other collective') if others else ''}. {idea}",
             AROUND if around else READ,
         )
 
 
 @check("Two full windows", ranks=2, judge=as_big_batches(6, 3), read=READ)
-def full_windows(learner: ModuleType, witness: Witness) -> Seen:
+def full_windows(learner: ModuleType, recorder: Recorder) -> Seen:
     """Six micro-batches in windows of three: what each step is given, and the final weights."""
-    return play(learner, witness, 6, 3)
+    return runs.play(learner, recorder, 6, 3, LR)
 
 
 @check("Each step communicates once", ranks=2, judge=once_per_step, read=READ)
-def communication(learner: ModuleType, witness: Witness) -> Seen:
+def communication(learner: ModuleType, recorder: Recorder) -> Seen:
     """The same again; the all-reduces between two steps are counted."""
-    return play(learner, witness, 6, 3)
+    return runs.play(learner, recorder, 6, 3, LR)
 
 
 def short_window(seen: list[Seen]) -> None:
@@ -409,9 +254,9 @@ def short_window(seen: list[Seen]) -> None:
 
 
 @check("The last window is shorter", ranks=2, judge=short_window, read=READ)
-def tail(learner: ModuleType, witness: Witness) -> Seen:
+def tail(learner: ModuleType, recorder: Recorder) -> Seen:
     """Eight micro-batches in windows of three: two are left."""
-    return play(learner, witness, 8, 3)
+    return runs.play(learner, recorder, 8, 3, LR)
 
 
 def corners(seen: list[list[Seen]]) -> None:
@@ -426,6 +271,6 @@ CORNERS = [(3, 1), (2, 4), (4, 4), (5, 4)]
 
 
 @check("Other windows, three ranks", ranks=3, judge=corners, read=READ)
-def other_windows(learner: ModuleType, witness: Witness) -> list[Seen]:
+def other_windows(learner: ModuleType, recorder: Recorder) -> list[Seen]:
     """3 micro-batches in windows of 1; 2, 4 and 5 in windows of 4."""
-    return [play(learner, witness, *corner) for corner in CORNERS]
+    return [runs.play(learner, recorder, *corner, LR) for corner in CORNERS]

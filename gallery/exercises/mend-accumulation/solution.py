@@ -1,4 +1,4 @@
-"""Mend an accumulation loop: a solution"""
+"""Fix an accumulation loop: a solution"""
 
 import contextlib
 
@@ -9,7 +9,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def train(
-    model: nn.Module, batches: list[tuple[Tensor, Tensor]], accumulate: int, lr: float
+    model: nn.Module,
+    batches: list[tuple[Tensor, Tensor]],
+    accumulate: int,
+    lr: float,
 ) -> None:
     """Train `model` for one pass over the micro-batches of this rank."""
     ddp = DistributedDataParallel(model)

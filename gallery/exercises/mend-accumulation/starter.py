@@ -1,9 +1,9 @@
-"""Mend an accumulation loop
+"""Fix an accumulation loop
 
 A colleague's `train` splits each batch into micro-batches, because the whole does not fit into
 memory. It raises nothing, and it is slow; and the weights are not what they should be.
 
-Mend it, so that on any number of ranks
+Fix it so that, on any number of ranks,
 
 - one step of the optimizer is made per window of `accumulate` micro-batches, with the gradient
   of the loss over the whole window and all ranks, as if it had been one big batch,
@@ -24,7 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def train(
-    model: nn.Module, batches: list[tuple[Tensor, Tensor]], accumulate: int, lr: float
+    model: nn.Module,
+    batches: list[tuple[Tensor, Tensor]],
+    accumulate: int,
+    lr: float,
 ) -> None:
     """Train `model` for one pass over the micro-batches of this rank."""
     ddp = DistributedDataParallel(model)

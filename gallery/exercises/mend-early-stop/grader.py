@@ -1,4 +1,4 @@
-"""Checks of the mended early stop: each wrong way to agree stops after another epoch."""
+"""Checks of the fixed early stop: each wrong way to agree stops after another epoch."""
 
 import math
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device
-from ddplab.grading import mending
+from ddplab.grading import training
 from ddplab.grading.checks import Wrong, check, expect
-from ddplab.grading.mending import Weights
-from ddplab.grading.witness import Witness
+from ddplab.grading.recorder import Recorder
+from ddplab.grading.training import Weights
 
 LR, PATIENCE, MAX_EPOCHS = 0.05, 2, 14
 READ = "fault-differing-branches"
@@ -41,11 +41,11 @@ def play(learner: ModuleType, targets: list[float], max_epochs: int = MAX_EPOCHS
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, float(rank))
     model.to(device())
-    training = column([1.0] * 12), column([4.0] * 12)
+    samples = column([1.0] * 12), column([4.0] * 12)
     validation = column([1.0] * len(targets)), column(targets)
-    with mending.visible_ddp(), mending.explained(learner):
-        epochs = learner.train(rank, world, model, training, validation, max_epochs, PATIENCE, LR)
-    return Seen(epochs, mending.weights(model))
+    with training.visible_ddp(), training.explained(learner):
+        epochs = learner.train(rank, world, model, samples, validation, max_epochs, PATIENCE, LR)
+    return Seen(epochs, training.weights(model))
 
 
 def scene(learner: ModuleType) -> Seen:
@@ -82,11 +82,11 @@ def together(seen: list[Seen]) -> None:
     listed = ", ".join(map(str, counts))
     expect(len(set(counts)) == 1, f"The ranks stopped after {listed} epochs.", READ)
     hint = "A step that not all ranks make must not be made by any."
-    mending.expect_one_model([s.end for s in seen], None, hint, READ)
+    training.expect_one_model([s.end for s in seen], None, hint, READ)
 
 
 @check("Two ranks stop together", ranks=2, judge=together, read=READ)
-def two_ranks(learner: ModuleType, witness: Witness) -> Seen:
+def two_ranks(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, five validation samples; their own shares would stop after 11 and 7 epochs."""
     return scene(learner)
 
@@ -107,9 +107,9 @@ def as_one(targets: list[float], max_epochs: int = MAX_EPOCHS) -> Callable[[list
             own[0]: "That is where rank 0's own share of the validation set stops: its word is the "
             "same for all, but it has seen only its share.",
             stop([sum(step) / world for step in zip(*shares, strict=True)]): (
-                "That is where the mean of the ranks' means stops. The shares differ in size, and "
-                "a mean of means weighs them alike: reduce the sum of the errors, and the count. "
-                "A share without samples has no mean at all, but NaN, which never falls."
+                "That is where the mean of the ranks' means stops. The shares differ in size, and a mean of means "
+                "weighs them alike: reduce the sum of the errors, and the count. A share without samples has no mean "
+                "at all, but NaN, which never falls."
             ),
         }
         if epochs != right:
@@ -123,8 +123,8 @@ def as_one(targets: list[float], max_epochs: int = MAX_EPOCHS) -> Callable[[list
         steps = 4 * (1 - (1 - 2 * LR) ** right)
         expect(
             math.isclose(weight, steps, rel_tol=1e-9),
-            f"They stopped after {right} epochs, as they should, but with other weights than one "
-            "process: every epoch is one step with the mean gradient of all training samples.",
+            f"They stopped after {right} epochs, as they should, but with other weights than one process: every epoch "
+            "is one step with the mean gradient of all training samples.",
             "idea-equality",
         )
 
@@ -132,18 +132,18 @@ def as_one(targets: list[float], max_epochs: int = MAX_EPOCHS) -> Callable[[list
 
 
 @check("They stop where one process stops", ranks=2, judge=as_one(TARGETS), read=READ)
-def as_one_process(learner: ModuleType, witness: Witness) -> Seen:
+def as_one_process(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, five validation samples: shares of three and two."""
     return play(learner, TARGETS)
 
 
 @check("A rank without validation samples", ranks=3, judge=as_one([3.0, 1.0]), read=READ)
-def empty_share(learner: ModuleType, witness: Witness) -> Seen:
+def empty_share(learner: ModuleType, recorder: Recorder) -> Seen:
     """Three ranks, two validation samples."""
     return play(learner, [3.0, 1.0])
 
 
 @check("No stop where the loss still falls", ranks=2, judge=as_one([9.0, 9.0], 4), read=READ)
-def no_stop(learner: ModuleType, witness: Witness) -> Seen:
+def no_stop(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, a validation loss that falls in all of four epochs."""
     return play(learner, [9.0, 9.0], max_epochs=4)

@@ -1,4 +1,4 @@
-"""Mend an early stop: a solution"""
+"""Fix an early stop: a solution"""
 
 import torch
 import torch.distributed as dist

@@ -1,9 +1,9 @@
-"""Mend an early stop
+"""Fix an early stop
 
 A colleague's `train` stops when the validation loss has not fallen for `patience` epochs.
 On one process it does what it should; on two it hangs, see `log.txt`.
 
-Mend it, so that on any number of ranks
+Fix it so that, on any number of ranks,
 
 - every rank stops after the same epoch, and all hold the same weights,
 - this is the epoch after which one process with the whole validation set would stop,

@@ -1,4 +1,4 @@
-"""Checks of the mended branches: batches that are all bright, all dark, or mixed, rank by rank."""
+"""Checks of the fixed branches: batches that are all bright, all dark, or mixed, rank by rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from ddplab import device
-from ddplab.grading import mending
+from ddplab.grading import training
 from ddplab.grading.checks import check, expect
-from ddplab.grading.mending import Weights
-from ddplab.grading.witness import Witness
+from ddplab.grading.recorder import Recorder
+from ddplab.grading.training import Weights
 
 LR = 0.1
 READ = "fault-unused-parameter"
@@ -53,13 +53,13 @@ def batch(rank: int, step: int, dark: int) -> tuple[Tensor, Tensor, Tensor]:
 def play(learner: ModuleType, dark: tuple[tuple[int, ...], ...]) -> Seen:
     """Train on this rank."""
     rank = dist.get_rank()
-    model = mending.filled(learner.Model(), rank + 1).to(device())
-    start = mending.weights(model)
+    model = training.filled(learner.Model(), rank + 1).to(device())
+    start = training.weights(model)
     batches = [batch(rank, step, many) for step, many in enumerate(dark[rank])]
     moved = [tuple(part.to(device()) for part in parts) for parts in batches]
-    with mending.visible_ddp(), mending.explained(learner):
+    with training.visible_ddp(), training.explained(learner):
         learner.train(rank, dist.get_world_size(), model, moved, LR)
-    return Seen(start, mending.weights(model))
+    return Seen(start, training.weights(model))
 
 
 def scene(learner: ModuleType) -> Seen:
@@ -71,15 +71,15 @@ def as_one_process(dark: tuple[tuple[int, ...], ...]) -> Callable[[list[Seen]], 
     """Make a judge: the ranks end as one process that trains on the batches of all."""
 
     def judge(seen: list[Seen]) -> None:
-        model = mending.filled(Original(), 1)
+        model = training.filled(Original(), 1)
         held, start, names = seen[0].end, seen[0].start, dict(model.named_parameters())
         missing = sorted(names.keys() - held.keys())
         expect(not missing, f"The model has no parameter {', '.join(missing)}; keep the names.")
-        mending.expect_one_model(
+        training.expect_one_model(
             [s.end for s in seen],
             start,
-            "A parameter that DDP does not know of, or a step inside `no_sync`, is each rank's "
-            "own affair: the error is gone, and so is the average.",
+            "A parameter that DDP does not know of, or a step inside `no_sync`, is each rank's own affair: the error "
+            "is gone, and so is the average.",
             READ,
         )
         for step in range(len(dark[0])):
@@ -90,20 +90,20 @@ def as_one_process(dark: tuple[tuple[int, ...], ...]) -> Callable[[list[Seen]], 
             with torch.no_grad():
                 for p in model.parameters():
                     p -= LR * p.grad
-        right = mending.weights(model)
+        right = training.weights(model)
         for name in names:
             expect(
                 torch.allclose(held[name], start[name]) == torch.allclose(right[name], start[name]),
-                f"`{name}` was never trained, though there were pictures for it: the error is "
-                "gone because the branch is frozen.",
+                f"`{name}` was never trained, though there were pictures for it: the error is gone because the branch "
+                "is frozen.",
                 READ,
             )
         wrong = [name for name in names if not torch.allclose(held[name], right[name], rtol=1e-9)]
         expect(
             not wrong,
             "The ranks agree, but not with one process on the batches of all ranks: "
-            f"{', '.join(f'`{name}`' for name in wrong)} differ. Was a batch left out, or does a "
-            "branch learn from pictures that are not its own?",
+            f"{', '.join(f'`{name}`' for name in wrong)} differ. Was a batch left out, or does a branch learn from "
+            "pictures that are not its own?",
             "idea-equality",
         )
 
@@ -111,33 +111,33 @@ def as_one_process(dark: tuple[tuple[int, ...], ...]) -> Callable[[list[Seen]], 
 
 
 @check("A rank without dark pictures", ranks=2, judge=as_one_process(FIRST), read=READ)
-def two_ranks(learner: ModuleType, witness: Witness) -> Seen:
+def two_ranks(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, four steps; in the first and the third, rank 1 has no dark picture."""
     return scene(learner)
 
 
 @check("Any kind on any rank", ranks=3, judge=as_one_process(MANY), read=READ)
-def three_ranks(learner: ModuleType, witness: Witness) -> Seen:
+def three_ranks(learner: ModuleType, recorder: Recorder) -> Seen:
     """Three ranks; a step with bright pictures only, one with dark only, and two mixed."""
     return play(learner, MANY)
 
 
 def computes_the_same(seen: list[Tensor]) -> None:
     """Judge the model's predictions."""
-    original = mending.filled(Original(), 1)
+    original = training.filled(Original(), 1)
     with torch.no_grad():
         right = torch.cat([original(*batch(0, 0, dark)[:2]) for dark in (0, 2, 4)])
     expect(
         seen[0].shape == right.shape and torch.allclose(seen[0], right),
-        "The model predicts something else than before. A branch that takes part for the sake of "
-        "its gradient must add zero to the prediction.",
+        "The model predicts something else than before. A branch that takes part for the sake of its gradient must "
+        "add zero to the prediction.",
     )
 
 
 @check("The model computes what it computed", ranks=1, judge=computes_the_same, read=READ)
-def predictions(learner: ModuleType, witness: Witness) -> Tensor:
+def predictions(learner: ModuleType, recorder: Recorder) -> Tensor:
     """Predictions for four pictures by day, four of both kinds, and four by night."""
-    model = mending.filled(learner.Model(), 1).to(device())
+    model = training.filled(learner.Model(), 1).to(device())
     batches = [batch(0, 0, dark)[:2] for dark in (0, 2, 4)]
     with torch.no_grad():
         return torch.cat([model(x.to(device()), d.to(device())).cpu() for x, d in batches])

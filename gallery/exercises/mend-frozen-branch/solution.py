@@ -1,4 +1,4 @@
-"""Mend a model with two branches: a solution"""
+"""Fix a model with two branches: a solution"""
 
 import torch
 from torch import Tensor, nn

@@ -1,9 +1,9 @@
-"""Mend a model with two branches
+"""Fix a model with two branches
 
 A colleague's `Model` has a layer for pictures taken by day and one for those by night. It
 trained well on one process; on two it ends with an error in the second step, see `log.txt`.
 
-Mend it, in `Model`, in `train`, or in both, so that on any number of ranks
+Fix it, in `Model`, in `train`, or in both, so that, on any number of ranks,
 
 - training goes on whichever kinds of pictures a rank's batch holds,
 - all ranks hold the same weights, those of one process that trains on the batches of all,

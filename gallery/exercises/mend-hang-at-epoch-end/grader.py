@@ -1,4 +1,4 @@
-"""Checks of the mended loop over shards: the model writes down which samples it is trained on."""
+"""Checks of the fixed loop over shards: the model writes down which samples it is trained on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from ddplab import device
-from ddplab.grading import mending
+from ddplab.grading import training
 from ddplab.grading.checks import check, expect
-from ddplab.grading.mending import Weights
-from ddplab.grading.witness import Witness
+from ddplab.grading.recorder import Recorder
+from ddplab.grading.training import Weights
 
 LR, READ = 0.125, "fault-uneven-batches"
 
@@ -36,7 +36,7 @@ def samples(length: int) -> tuple[Tensor, Tensor]:
 
 def new_model(seed: int) -> nn.Module:
     """Return a linear model."""
-    return mending.filled(nn.Linear(2, 1), seed)
+    return training.filled(nn.Linear(2, 1), seed)
 
 
 def play(learner: ModuleType, length: int, epochs: int, batch_size: int) -> Seen:
@@ -44,7 +44,7 @@ def play(learner: ModuleType, length: int, epochs: int, batch_size: int) -> Seen
     rank, world = dist.get_rank(), dist.get_world_size()
     x, y = (part.to(device()) for part in samples(length))
     model, steps = new_model(rank + 1).to(device()), []
-    with mending.visible_ddp() as reductions, mending.explained(learner):
+    with training.visible_ddp() as reductions, training.explained(learner):
 
         def note(module: nn.Module, inputs: tuple[Tensor]) -> None:
             if torch.is_grad_enabled():
@@ -54,7 +54,7 @@ def play(learner: ModuleType, length: int, epochs: int, batch_size: int) -> Seen
         model.register_forward_pre_hook(note)
         learner.train(rank, world, model, x, y, epochs, batch_size, LR)
     silent = [not sent.count_nonzero() for sent in reductions.sent]
-    return Seen(mending.weights(model), steps, silent)
+    return Seen(training.weights(model), steps, silent)
 
 
 def scene(learner: ModuleType) -> Seen:
@@ -65,15 +65,15 @@ def scene(learner: ModuleType) -> Seen:
 def in_step(seen: list[Seen]) -> None:
     """Judge that all ranks hold the same trained weights."""
     hint = (
-        "A rank that makes more steps than the others cannot make them alone: `no_sync`, or a "
-        "step on the bare module, keeps it from waiting, and makes it another model."
+        "A rank that makes more steps than the others cannot make them alone: `no_sync`, or a step on the bare "
+        "module, keeps it from waiting, and makes it another model."
     )
-    start = mending.weights(new_model(1))  # rank 0's; DDP gives it to all
-    mending.expect_one_model([s.end for s in seen], start, hint, READ)
+    start = training.weights(new_model(1))  # rank 0's; DDP gives it to all
+    training.expect_one_model([s.end for s in seen], start, hint, READ)
 
 
 @check("Two ranks, 21 samples: both come to the end", ranks=2, judge=in_step, read=READ)
-def two_ranks(learner: ModuleType, witness: Witness) -> Seen:
+def two_ranks(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, 21 samples, batches of 5, three epochs: 11 samples are 3 batches, 10 are 2."""
     return scene(learner)
 
@@ -88,15 +88,14 @@ def all_used(length: int, epochs: int, batch_size: int) -> Callable[[list[Seen]]
         short = sum(c < epochs for c in count)
         expect(
             not short,
-            f"{short} of {length} samples were trained on less than once per epoch. Cutting all "
-            "ranks to the shortest keeps them in step, and loses data. Give the shorter ranks more "
-            "to do instead.",
+            f"{short} of {length} samples were trained on less than once per epoch. Cutting all ranks to the shortest "
+            "keeps them in step, and loses data. Give the shorter ranks more to do instead.",
             READ,
         )
         expect(
             sum(count) <= epochs * (length + len(seen) * batch_size),
-            f"{len(seen)} ranks trained on {sum(count)} samples in {epochs} epochs of {length}: in "
-            "step, but on what others have done already. Fill only the gap between the shards.",
+            f"{len(seen)} ranks trained on {sum(count)} samples in {epochs} epochs of {length}: in step, but on what "
+            "others have done already. Fill only the gap between the shards.",
             "setup-samplers",
         )
         expect(
@@ -108,7 +107,7 @@ def all_used(length: int, epochs: int, batch_size: int) -> Callable[[list[Seen]]
 
 
 @check("Every sample counts", ranks=3, judge=all_used(20, 2, 3), read=READ)
-def every_sample(learner: ModuleType, witness: Witness) -> Seen:
+def every_sample(learner: ModuleType, recorder: Recorder) -> Seen:
     """Three ranks, 20 samples, batches of 3, two epochs."""
     return play(learner, 20, 2, 3)
 
@@ -128,7 +127,7 @@ def replay(seen: list[Seen], rule: str) -> Weights:
         with torch.no_grad():
             for p in model.parameters():
                 p -= LR * p.grad
-    return mending.weights(model)
+    return training.weights(model)
 
 
 def as_one_process(seen: list[Seen]) -> None:
@@ -136,15 +135,15 @@ def as_one_process(seen: list[Seen]) -> None:
     in_step(seen)
     ends = [replay(seen, rule) for rule in ("ranks", "active ranks", "samples")]
     expect(
-        any(mending.same(seen[0].end, end) for end in ends),
-        "The ranks agree in the end, but one process that takes the mean of the same batches, "
-        "step by step, arrives elsewhere: each step must use the mean gradient of that step, and "
-        "neither weights that are averaged now and then, nor a loss that is scaled.",
+        any(training.same(seen[0].end, end) for end in ends),
+        "The ranks agree in the end, but one process that takes the mean of the same batches, step by step, arrives "
+        "elsewhere: each step must use the mean gradient of that step, and neither weights that are averaged now and "
+        "then, nor a loss that is scaled.",
         "idea-equality",
     )
 
 
 @check("It trains as one process does", ranks=2, judge=as_one_process, read=READ)
-def one_process(learner: ModuleType, witness: Witness) -> Seen:
+def one_process(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, 13 samples, batches of 3, two epochs, and the same batches in one process."""
     return play(learner, 13, 2, 3)

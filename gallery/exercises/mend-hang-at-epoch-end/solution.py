@@ -1,4 +1,4 @@
-"""Mend a program that hangs at its end: a solution"""
+"""Fix a program that hangs at its end: a solution"""
 
 import torch
 from torch import Tensor, nn

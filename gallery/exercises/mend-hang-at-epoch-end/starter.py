@@ -1,9 +1,9 @@
-"""Mend a program that hangs at its end
+"""Fix a program that hangs at its end
 
 A colleague's `train` deals the samples to the ranks like cards. With 20 samples it trained
 well. With 21, on two ranks, it hangs; `log.txt` shows what both ranks printed.
 
-Mend it, so that on any number of ranks and samples
+Fix it so that, on any number of ranks and samples,
 
 - every rank comes to its end, and all hold the same weights,
 - every sample is trained on in every epoch; a few may be trained on twice,

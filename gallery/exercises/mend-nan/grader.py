@@ -1,4 +1,4 @@
-"""Checks of the mended guard: damaged batches on some ranks, and the same in one process."""
+"""Checks of the fixed guard: damaged batches on some ranks, and the same in one process."""
 
 import math
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from ddplab import device
-from ddplab.grading import mending
+from ddplab.grading import training
 from ddplab.grading.checks import Wrong, check, expect
-from ddplab.grading.mending import Weights
-from ddplab.grading.witness import Witness
+from ddplab.grading.recorder import Recorder
+from ddplab.grading.training import Weights
 
 LR = 0.05
 READ = "fault-nan-on-one-rank"
@@ -45,12 +45,12 @@ def batches_of(rank: int, steps: int, bad: Bad) -> Batches:
 def play(learner: ModuleType, steps: int, bad: Bad) -> Seen:
     """Train on this rank."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = mending.filled(nn.Linear(2, 1), rank + 1).to(device())
-    start = mending.weights(model)
+    model = training.filled(nn.Linear(2, 1), rank + 1).to(device())
+    start = training.weights(model)
     batches = [(x.to(device()), y.to(device())) for x, y in batches_of(rank, steps, bad)]
-    with mending.visible_ddp(), mending.explained(learner):
+    with training.visible_ddp(), training.explained(learner):
         left_out = learner.train(rank, world, model, batches, LR)
-    return Seen(start, mending.weights(model), left_out)
+    return Seen(start, training.weights(model), left_out)
 
 
 def in_one_process(ranks: int, good: list[int], bad: Bad, *, finite_ranks: bool = False) -> Weights:
@@ -58,7 +58,7 @@ def in_one_process(ranks: int, good: list[int], bad: Bad, *, finite_ranks: bool 
 
     ``finite_ranks``: a damaged batch counts as zero, and the other ranks' as ever.
     """
-    model = mending.filled(nn.Linear(2, 1), 1)
+    model = training.filled(nn.Linear(2, 1), 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     everything = [batches_of(rank, max(good, default=0) + 1, bad) for rank in range(ranks)]
     for step in good:
@@ -69,7 +69,7 @@ def in_one_process(ranks: int, good: list[int], bad: Bad, *, finite_ranks: bool 
         if losses:
             (torch.stack(losses).sum() / ranks).backward()
         optimizer.step()
-    return mending.weights(model)
+    return training.weights(model)
 
 
 def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
@@ -77,10 +77,10 @@ def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
 
     def judge(seen: list[Seen]) -> None:
         hint = (
-            "A damaged batch reaches every rank through the all-reduce, and a decision that each "
-            "rank takes from its own loss parts them. All must know before any of them steps."
+            "A damaged batch reaches every rank through the all-reduce, and a decision that each rank takes from its "
+            "own loss lets them diverge. All must know before any of them steps."
         )
-        mending.expect_one_model([s.end for s in seen], seen[0].start, hint, READ)
+        training.expect_one_model([s.end for s in seen], seen[0].start, hint, READ)
         ranks, held = len(seen), seen[0].end
         bad_steps = {step for _, step in bad}
         good = [step for step in range(steps) if step not in bad_steps]
@@ -89,14 +89,13 @@ def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
             (in_one_process(ranks, first, bad), "Training ended at the first damaged batch."),
             (
                 in_one_process(ranks, list(range(steps)), bad, finite_ranks=True),
-                "A damaged batch counts as zero, and the step is made with what the other ranks "
-                "have, still divided by all: a shorter step, which momentum remembers. It was to "
-                "be left out by all.",
+                "A damaged batch counts as zero, and the step is made with what the other ranks have, still divided "
+                "by all: a shorter step, which momentum remembers. All ranks should leave it out.",
             ),
         ]
         right = in_one_process(ranks, good, bad)
-        if not mending.same(held, right):
-            idea = next((says for end, says in mistakes if mending.same(held, end)), "")
+        if not training.same(held, right):
+            idea = next((says for end, says in mistakes if training.same(held, end)), "")
             raise Wrong(
                 f"The ranks agree, but not with one process that trains on the {len(good)} good "
                 f"of {steps} steps alone. {idea}".rstrip(),
@@ -105,8 +104,8 @@ def judge_of(steps: int, bad: Bad) -> Callable[[list[Seen]], None]:
         counts = [s.left_out for s in seen]
         expect(
             counts == [len(bad_steps)] * ranks,
-            f"The ranks returned {counts}; {len(bad_steps)} steps were left out, by all ranks. A "
-            "rank whose own batch was good has left the step out, too.",
+            f"The ranks returned {counts}; {len(bad_steps)} steps were left out, by all ranks. A rank whose own batch "
+            "was good has left the step out, too.",
         )
 
     return judge
@@ -118,7 +117,7 @@ def scene(learner: ModuleType) -> Seen:
 
 
 @check("One bad batch on one rank", ranks=2, judge=judge_of(5, {(1, 2): math.nan}), read=READ)
-def one_bad(learner: ModuleType, witness: Witness) -> Seen:
+def one_bad(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, five steps; in the third, rank 1's batch holds a NaN."""
     return scene(learner)
 
@@ -127,12 +126,12 @@ MANY = {(0, 0): math.inf, (2, 3): math.nan, (0, 3): -math.inf, (1, 5): math.nan}
 
 
 @check("Bad batches anywhere", ranks=3, judge=judge_of(6, MANY), read=READ)
-def many_bad(learner: ModuleType, witness: Witness) -> Seen:
+def many_bad(learner: ModuleType, recorder: Recorder) -> Seen:
     """Three ranks, six steps; the first, the fourth on two ranks, and the last have NaN or inf."""
     return play(learner, 6, MANY)
 
 
 @check("Good batches are all used", ranks=2, judge=judge_of(4, {}), read=READ)
-def none_bad(learner: ModuleType, witness: Witness) -> Seen:
+def none_bad(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks, four steps, no damage."""
     return play(learner, 4, {})

@@ -1,4 +1,4 @@
-"""Mend a guard against NaN: a solution"""
+"""Fix a guard against NaN: a solution"""
 
 import torch
 import torch.distributed as dist

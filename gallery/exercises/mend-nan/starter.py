@@ -1,9 +1,9 @@
-"""Mend a guard against NaN
+"""Fix a guard against NaN
 
 Now and then a batch is damaged, and its loss is NaN or inf. A colleague's `train` leaves such
 a batch out. On one process that works; on two ranks it hangs, see `log.txt`.
 
-Mend it, so that on any number of ranks
+Fix it so that, on any number of ranks,
 
 - a step in which the loss of any rank is not finite is left out, by all ranks,
 - every other step is made, with the mean gradient of all ranks,

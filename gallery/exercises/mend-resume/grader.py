@@ -1,4 +1,4 @@
-"""Checks of the mended resume: several runs in one process, each with a new model."""
+"""Checks of the fixed resume: several runs in one process, each with a new model."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from ddplab import device
-from ddplab.grading import mending
+from ddplab.grading import training
 from ddplab.grading.checks import Wrong, check, expect
-from ddplab.grading.mending import Weights
-from ddplab.grading.witness import Witness
+from ddplab.grading.recorder import Recorder
+from ddplab.grading.training import Weights
 
 LR = 0.05
 READ = "fault-module-prefix"
@@ -35,32 +35,32 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.stack([i / 12, i * i % 7 / 7], dim=1), (i**3 % 11 / 11 + 2)[:, None]
 
 
-def play(learner: ModuleType, witness: Witness, *last_epochs: int) -> list[Run]:
+def play(learner: ModuleType, recorder: Recorder, *last_epochs: int) -> list[Run]:
     """Train on this rank, once for each of the last epochs, each time with a new model."""
     rank, world, runs = dist.get_rank(), dist.get_world_size(), []
     x, y = (part.to(device()) for part in data())
-    checkpoint = witness.folder / "checkpoint.pt"
+    checkpoint = recorder.folder / "checkpoint.pt"
     for number, last_epoch in enumerate(last_epochs):
-        model = mending.filled(nn.Linear(2, 1), 10 * number + rank + 1).to(device())
-        start = mending.weights(model)
-        slow = mending.slow_saves(witness, f"gone{number}")
-        with slow as saved, mending.visible_ddp(), mending.explained(learner):
+        model = training.filled(nn.Linear(2, 1), 10 * number + rank + 1).to(device())
+        start = training.weights(model)
+        slow = training.slow_saves(recorder, f"gone{number}")
+        with slow as saved, training.visible_ddp(), training.explained(learner):
             learner.train(rank, world, model, x, y, checkpoint, last_epoch, LR)
         complete = checkpoint.exists()
-        (witness.folder / f"{rank}.gone{number}").touch()
+        (recorder.folder / f"{rank}.gone{number}").touch()
         dist.barrier()
-        runs.append(Run(start, mending.weights(model), complete, saved))
+        runs.append(Run(start, training.weights(model), complete, saved))
     return runs
 
 
 def alike(seen: list[list[Run]]) -> None:
     """Judge that after each run all ranks hold the same weights."""
     hint = (
-        "DDP broadcasts the weights of rank 0 when it is constructed, and never again: what is "
-        "loaded later, every rank must load."
+        "DDP broadcasts the weights of rank 0 when it is constructed, and never again: what is loaded later, every "
+        "rank must load."
     )
     for runs in zip(*seen, strict=True):
-        mending.expect_one_model([run.end for run in runs], None, hint, LOADING)
+        training.expect_one_model([run.end for run in runs], None, hint, LOADING)
 
 
 def keeps_weights(seen: list[list[Run]]) -> None:
@@ -68,26 +68,25 @@ def keeps_weights(seen: list[list[Run]]) -> None:
     alike(seen)
     first, second = seen[0]
     expect(
-        not mending.same(second.end, second.start),
-        "The resumed model holds the weights that it was built with: nothing of the checkpoint "
-        "was loaded into it. `load_state_dict(…, strict=False)` permits that no name fits; look "
-        "at what it returns.",
+        not training.same(second.end, second.start),
+        "The resumed model holds the weights that it was built with: nothing of the checkpoint was loaded into it. "
+        "`load_state_dict(…, strict=False)` permits that no name fits; look at what it returns.",
     )
     expect(
-        mending.same(second.end, first.end),
+        training.same(second.end, first.end),
         "The resumed run had no epoch left to train, but ends with other weights than the first.",
     )
 
 
 @check("A resumed run has the weights", ranks=2, judge=keeps_weights, read=READ)
-def has_weights(learner: ModuleType, witness: Witness) -> list[Run]:
+def has_weights(learner: ModuleType, recorder: Recorder) -> list[Run]:
     """Two epochs; then a new model, resumed, with no epoch left to train."""
-    return play(learner, witness, 2, 2)
+    return play(learner, recorder, 2, 2)
 
 
 def trained(*spans: int, forget: bool = False) -> Weights:
     """Return the weights of one process after so many epochs, with ``forget`` a new optimizer."""
-    model = mending.filled(nn.Linear(2, 1), 1)
+    model = training.filled(nn.Linear(2, 1), 1)
     new = lambda: torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)  # noqa: E731
     (x, y), optimizer = data(), new()
     for epochs in spans:
@@ -96,7 +95,7 @@ def trained(*spans: int, forget: bool = False) -> Weights:
             optimizer.zero_grad()
             mse_loss(model(x), y).backward()
             optimizer.step()
-    return mending.weights(model)
+    return training.weights(model)
 
 
 def as_if_uninterrupted(seen: list[list[Run]]) -> None:
@@ -110,15 +109,15 @@ def as_if_uninterrupted(seen: list[list[Run]]) -> None:
         ),
         (trained(2, 3, 5), "Each run began with epoch 0 again."),
     ]
-    if not mending.same(held, trained(5)):
-        idea = next((says for end, says in ideas if mending.same(held, end)), "")
+    if not training.same(held, trained(5)):
+        idea = next((says for end, says in ideas if training.same(held, end)), "")
         raise Wrong(f"The weights are not those of an uninterrupted run. {idea}".rstrip(), READ)
 
 
 @check("Resumed is as uninterrupted", ranks=2, judge=as_if_uninterrupted, read=READ)
-def uninterrupted(learner: ModuleType, witness: Witness) -> list[Run]:
+def uninterrupted(learner: ModuleType, recorder: Recorder) -> list[Run]:
     """Two epochs, resumed for one more, resumed for two more; five in one go, to compare."""
-    return play(learner, witness, 2, 3, 5)
+    return play(learner, recorder, 2, 3, 5)
 
 
 def complete(seen: list[list[Run]]) -> None:
@@ -126,9 +125,9 @@ def complete(seen: list[list[Run]]) -> None:
     early = [rank for rank, (run,) in enumerate(seen) if not run.complete]
     expect(
         not early,
-        f"When `train` returned on rank {', '.join(map(str, early))}, there was no checkpoint yet: "
-        "rank 0 was still saving. No rank may return before; they can only know by a collective "
-        "that rank 0 calls after it has saved. A time to sleep is a guess.",
+        f"When `train` returned on rank {', '.join(map(str, early))}, there was no checkpoint yet: rank 0 was still "
+        "saving. No rank may return before; they can only know by a collective that rank 0 calls after it has saved. "
+        "A time to sleep is a guess.",
         "fault-checkpoint-half-written",
     )
     files = [file for (run,) in seen for file in set(run.saved)]
@@ -140,11 +139,11 @@ def complete(seen: list[list[Run]]) -> None:
 
 
 @check("Nobody returns before it is saved", ranks=2, judge=complete, read=READ)
-def is_complete(learner: ModuleType, witness: Witness) -> list[Run]:
+def is_complete(learner: ModuleType, recorder: Recorder) -> list[Run]:
     """One epoch, on a disk so slow that rank 1 is always first at the end."""
-    return play(learner, witness, 1)
+    return play(learner, recorder, 1)
 
 
-def scene(learner: ModuleType, witness: Witness) -> list[Run]:
+def scene(learner: ModuleType, recorder: Recorder) -> list[Run]:
     """The scene of log.txt."""
-    return play(learner, witness, 3, 6)
+    return play(learner, recorder, 3, 6)

@@ -1,4 +1,4 @@
-"""Mend a resume that forgets: a solution"""
+"""Fix a resume that forgets: a solution"""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
-"""Mend a resume that forgets
+"""Fix a resume that forgets
 
 A colleague's `train` saves a checkpoint, and goes on from it when it is started again. Nothing
 is raised; but look at the losses of the second run in `log.txt`.
 
-Mend it, so that on any number of ranks
+Fix it so that, on any number of ranks,
 
 - a run that is resumed ends with the weights of one that was never interrupted,
 - when `train` returns, on whichever rank, the checkpoint is there: the job may end then,

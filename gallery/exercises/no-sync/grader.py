@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device
-from ddplab.grading.checks import check, expect
+from ddplab.grading.checks import Check, check, expect
+from ddplab.grading.recorder import Call, Recorder
 from ddplab.grading.symptoms import (
     Gradients,
     Symptom,
@@ -21,10 +22,8 @@ from ddplab.grading.symptoms import (
     times,
     total,
 )
-from ddplab.grading.witness import Call, Witness
 
-# Input and factor of the loss of each micro-batch, by rank: whole numbers, so that all sums are
-# exact.
+# Input and factor of the loss of each micro-batch, by rank: whole numbers, so that all sums are exact.
 INPUTS = ((1.0, 2.0, 4.0, 8.0), (30.0, 50.0, 70.0, 110.0))
 READ = "internals-no-sync"
 
@@ -46,15 +45,13 @@ class Seen:
 def small_module() -> nn.Module:
     """Two layers whose weights are whole numbers."""
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    for p in module.parameters():
-        nn.init.ones_(p)
+    module.load_state_dict({name: torch.ones_like(p) for name, p in module.state_dict().items()})
     return module.to(device())
 
 
-def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+def loss_of(model: nn.Module, batch: torch.Tensor) -> Any:
     """A loss whose gradients differ between micro-batches, those of the biases too."""
-    loss: torch.Tensor = model(batch).sum() * batch[0, 0]
-    return loss
+    return model(batch).sum() * batch[0, 0]
 
 
 def step(model: nn.Module, batch: torch.Tensor) -> None:
@@ -70,7 +67,7 @@ def evaluate(model: nn.Module, batch: torch.Tensor) -> None:
     model.train()
 
 
-def play(learner: ModuleType, witness: Witness, scene: Scene) -> Seen:
+def play(learner: ModuleType, recorder: Recorder, scene: Scene) -> Seen:
     """Play the scene with the learner's class, and with torch's."""
     batches = [torch.full((1, 3), value).to(device()) for value in INPUTS[dist.get_rank()]]
     seen = Seen([], [], [], [], [])
@@ -81,14 +78,14 @@ def play(learner: ModuleType, witness: Witness, scene: Scene) -> Seen:
 
     def look(model: Any) -> None:
         seen.mine.append(gradients(model.module))
-        seen.made.append(len(witness.calls) - start)
+        seen.made.append(len(recorder.calls) - start)
 
     ddp = DistributedDataParallel(small_module())
     scene(ddp, batches, lambda model: seen.torchs.append(gradients(model.module)))
     mine = learner.SmallDDP(small_module())
-    start = len(witness.calls)
+    start = len(recorder.calls)
     scene(mine, batches, look)
-    seen.calls = witness.calls[start:]
+    seen.calls = recorder.calls[start:]
     return seen
 
 
@@ -104,7 +101,7 @@ def as_torch(*points: tuple[tuple[int, ...], str]) -> Callable[[list[Seen]], Non
         for point, (micros, hint) in enumerate(points):
             local = [total([s.alone[micro] for micro in micros]) for s in seen]
             right = [s.torchs[point] for s in seen]
-            silent = all(same(r, own) for r, own in zip(right, local, strict=True))
+            silent = all(torch.equal(r[n], own[n]) for r, own in zip(right, local, strict=True) for n in r)
             made = seen[0].made[point] - (seen[0].made[point - 1] if point else 0)
             expect(
                 not (silent and made),
@@ -118,11 +115,6 @@ def as_torch(*points: tuple[tuple[int, ...], str]) -> Callable[[list[Seen]], Non
     return judge
 
 
-def same(a: Gradients, b: Gradients) -> bool:
-    """Whether all gradients are equal."""
-    return all(torch.equal(a[name], b[name]) for name in a)
-
-
 def mistakes(seen: list[Seen], micros: tuple[int, ...], silent: bool) -> list[Symptom]:
     """What the ranks hold if a mistake was made in accumulating the micro-batches."""
     *earlier, last = [[s.alone[micro] for s in seen] for micro in micros]
@@ -130,8 +122,7 @@ def mistakes(seen: list[Seen], micros: tuple[int, ...], silent: bool) -> list[Sy
     found = [
         Symptom(
             [dict.fromkeys(own) for own in local],
-            "has no gradient: the backward inside must still accumulate, or there is nothing to "
-            "average later",
+            "has no gradient: the backward inside must still accumulate, or there is nothing to average later",
         ),
         Symptom(mean(local), "holds the mean, where torch's DDP leaves each rank its own sum")
         if silent
@@ -143,217 +134,167 @@ def mistakes(seen: list[Seen], micros: tuple[int, ...], silent: bool) -> list[Sy
         found += [
             Symptom(
                 [times(1 / len(micros), one) for one in mean(local)],
-                f"was also divided by the {len(micros)} micro-batches. That is the business of the "
-                "loss; DDP averages over ranks only",
+                f"was also divided by the {len(micros)} micro-batches. That is the business of the loss; DDP averages "
+                "over ranks only",
             ),
             Symptom(mean(last), "holds the mean of the last micro-batch only: the others are lost"),
             Symptom(last, "holds this rank's last micro-batch only: the others are lost"),
             Symptom(
                 averaged,
-                "holds the mean of the last micro-batch, added to this rank's own earlier ones: "
-                "reduce all that has accumulated in `p.grad`",
+                "holds the mean of the last micro-batch, added to this rank's own earlier ones: reduce all that has "
+                "accumulated in `p.grad`",
             ),
         ]
     return found
 
 
-@check(
+def scene(title: str, *points: tuple[tuple[int, ...], str], read: str = READ) -> Callable[[Scene], Check]:
+    """Make a check of the scene below: it is played on two ranks, and judged by `as_torch`."""
+
+    def decorate(play_it: Scene) -> Check:
+        def observe(learner: ModuleType, recorder: Recorder) -> Seen:
+            return play(learner, recorder, play_it)
+
+        observe.__doc__ = play_it.__doc__
+        return check(title, ranks=2, judge=as_torch(*points), read=read)(observe)
+
+    return decorate
+
+
+@scene(
     "Without no_sync, every backward averages",
-    ranks=2,
-    judge=as_torch(((0,), "The class did that when you were given it: what did you change?")),
+    ((0,), "The class did that when you were given it: what did you change?"),
     read="internals-backward",
 )
-def without(learner: ModuleType, witness: Witness) -> Seen:
+def without(model: Any, batches: list[torch.Tensor], look: Look) -> None:
     """One forward and backward, outside of any `no_sync`."""
-
-    def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
-        step(model, batches[0])
-        look(model)
-
-    return play(learner, witness, scene)
+    step(model, batches[0])
+    look(model)
 
 
-@check(
+@scene(
     "Inside, gradients accumulate and nothing is communicated",
-    ranks=2,
-    judge=as_torch(
-        ((0, 1), "Inside `no_sync`, the hook must return before it calls anything."),
-        ((0, 1), "Leaving `no_sync` communicates nothing either; the next backward does."),
-    ),
-    read=READ,
+    ((0, 1), "Inside `no_sync`, the hook must return before it calls anything."),
+    ((0, 1), "Leaving `no_sync` communicates nothing either; the next backward does."),
 )
-def inside(learner: ModuleType, witness: Witness) -> Seen:
+def inside(model: Any, batches: list[torch.Tensor], look: Look) -> None:
     """Two micro-batches inside one `no_sync`."""
+    with model.no_sync():
+        step(model, batches[0])
+        step(model, batches[1])
+        look(model)
+    look(model)
 
-    def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
+
+@scene(
+    "The next backward averages the accumulated sum",
+    ((0, 1, 2), ""),
+    ((0, 1, 2), "It was right in the first round."),
+)
+def accumulation(model: Any, batches: list[torch.Tensor], look: Look) -> None:
+    """Two micro-batches inside `no_sync`, a third outside; `zero_grad()`, and all of it again."""
+    for _ in range(2):
+        model.zero_grad()
         with model.no_sync():
             step(model, batches[0])
             step(model, batches[1])
-            look(model)
-        look(model)
-
-    return play(learner, witness, scene)
-
-
-@check(
-    "The next backward averages the accumulated sum",
-    ranks=2,
-    judge=as_torch(((0, 1, 2), ""), ((0, 1, 2), "It was right in the first round.")),
-    read=READ,
-)
-def accumulation(learner: ModuleType, witness: Witness) -> Seen:
-    """Two micro-batches inside `no_sync`, a third outside; `zero_grad()`, and all of it again."""
-
-    def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
-        for _ in range(2):
-            model.zero_grad()
-            with model.no_sync():
-                step(model, batches[0])
-                step(model, batches[1])
-            step(model, batches[2])
-            look(model)
-
-    return play(learner, witness, scene)
-
-
-@check(
-    "It can be nested",
-    ranks=2,
-    judge=as_torch(
-        (
-            (0, 1),
-            "The inner context has ended, the outer one has not: leave the flag as you found it, "
-            "instead of setting it to True or flipping it.",
-        ),
-        ((0, 1, 2), "Both contexts have ended."),
-    ),
-    read=READ,
-)
-def nested(learner: ModuleType, witness: Witness) -> Seen:
-    """`no_sync` inside `no_sync`, with a micro-batch after the inner one has ended."""
-
-    def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
-        with model.no_sync():
-            with model.no_sync():
-                step(model, batches[0])
-            step(model, batches[1])
-            look(model)
         step(model, batches[2])
         look(model)
 
-    return play(learner, witness, scene)
 
-
-@check(
-    "It ends with an exception too",
-    ranks=2,
-    judge=as_torch(
-        (
-            (0,),
-            "The context was left by an exception, and `no_sync` stayed on: what follows `yield` "
-            "is then executed only if it stands in a `finally`.",
-        )
+@scene(
+    "It can be nested",
+    (
+        (0, 1),
+        "The inner context has ended, the outer one has not: leave the flag as you found it, instead of setting it to "
+        "True or flipping it.",
     ),
-    read=READ,
+    ((0, 1, 2), "Both contexts have ended."),
 )
-def exception(learner: ModuleType, witness: Witness) -> Seen:
-    """A KeyError leaves `no_sync`, the training loop catches it, and an ordinary step follows."""
-    came_out = []
-
-    def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
-        try:
-            with model.no_sync():
-                raise KeyError("a sample is missing")
-        except KeyError:
-            came_out.append(model)
-        step(model, batches[0])
-        look(model)
-
-    seen = play(learner, witness, scene)
-    expect(
-        len(came_out) == 2,
-        "The exception never came out of `no_sync`: a context manager that catches what is raised "
-        "at its `yield`, and does not raise it again, hides the errors of the training loop.",
-    )
-    return seen
-
-
-@check(
-    "It concerns one model",
-    ranks=2,
-    judge=as_torch(
-        (
-            (0,),
-            "It was another model's `no_sync`: keep the flag in `self`, not in the class or the "
-            "module.",
-        )
-    ),
-    read=READ,
-)
-def other_model(learner: ModuleType, witness: Witness) -> Seen:
-    """Two models, as in a GAN: a step of the first inside the `no_sync` of the second."""
-
-    def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
-        other = type(model)(small_module())
-        with other.no_sync():
+def nested(model: Any, batches: list[torch.Tensor], look: Look) -> None:
+    """`no_sync` inside `no_sync`, with a micro-batch after the inner one has ended."""
+    with model.no_sync():
+        with model.no_sync():
             step(model, batches[0])
+        step(model, batches[1])
         look(model)
+    step(model, batches[2])
+    look(model)
 
-    return play(learner, witness, scene)
+
+@scene(
+    "It ends with an exception too",
+    (
+        (0,),
+        "The context was left by an exception, and `no_sync` stayed on: what follows `yield` runs only if it stands "
+        "in a `finally`.",
+    ),
+)
+def exception(model: Any, batches: list[torch.Tensor], look: Look) -> None:
+    """A KeyError leaves `no_sync`, the training loop catches it, and an ordinary step follows."""
+    came_out = False
+    try:
+        with model.no_sync():
+            raise KeyError("a sample is missing")
+    except KeyError:
+        came_out = True
+    expect(
+        came_out,
+        "The exception never came out of `no_sync`: a context manager that catches what is raised at its `yield`, and "
+        "does not raise it again, hides the errors of the training loop.",
+    )
+    step(model, batches[0])
+    look(model)
+
+
+@scene(
+    "It concerns one model",
+    ((0,), "It was another model's `no_sync`: keep the flag in `self`, not in the class or the module."),
+)
+def other_model(model: Any, batches: list[torch.Tensor], look: Look) -> None:
+    """Two models, as in a GAN: a step of the first inside the `no_sync` of the second."""
+    other = type(model)(small_module())
+    with other.no_sync():
+        step(model, batches[0])
+    look(model)
 
 
 KEEP = "Keep what the flag was when the forward ran."
 
 
-@check(
+@scene(
     "The forward decides, wherever its backward is called",
-    ranks=2,
-    judge=as_torch(
-        ((0,), f"The forward ran outside, only the backward inside. {KEEP}"),
-        ((1,), f"The forward ran inside, only the backward outside. {KEEP}"),
-    ),
+    ((0,), f"The forward ran outside, only the backward inside. {KEEP}"),
+    ((1,), f"The forward ran inside, only the backward outside. {KEEP}"),
     read="museum-no-sync-around-backward",
 )
-def forward_decides(learner: ModuleType, witness: Witness) -> Seen:
+def forward_decides(model: Any, batches: list[torch.Tensor], look: Look) -> None:
     """A forward outside whose backward is inside `no_sync`; `zero_grad()`, then the opposite."""
-
-    def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
-        loss = loss_of(model, batches[0])
-        with model.no_sync():
-            loss.backward()
-        look(model)
-        model.zero_grad()
-        with model.no_sync():
-            loss = loss_of(model, batches[1])
+    loss = loss_of(model, batches[0])
+    with model.no_sync():
         loss.backward()
-        look(model)
-
-    return play(learner, witness, scene)
+    look(model)
+    model.zero_grad()
+    with model.no_sync():
+        loss = loss_of(model, batches[1])
+    loss.backward()
+    look(model)
 
 
 BETWEEN = "A forward under `torch.no_grad()`, which has no backward, came between, and decided."
 
 
-@check(
-    "An evaluation in between changes nothing",
-    ranks=2,
-    judge=as_torch(((0,), BETWEEN), ((1,), BETWEEN)),
-    read=READ,
-)
-def evaluation(learner: ModuleType, witness: Witness) -> Seen:
+@scene("An evaluation in between changes nothing", ((0,), BETWEEN), ((1,), BETWEEN))
+def evaluation(model: Any, batches: list[torch.Tensor], look: Look) -> None:
     """A forward inside `no_sync`, an evaluation outside, then the backward; and the opposite."""
-
-    def scene(model: Any, batches: list[torch.Tensor], look: Look) -> None:
-        with model.no_sync():
-            loss = loss_of(model, batches[0])
+    with model.no_sync():
+        loss = loss_of(model, batches[0])
+    evaluate(model, batches[3])
+    loss.backward()
+    look(model)
+    model.zero_grad()
+    loss = loss_of(model, batches[1])
+    with model.no_sync():
         evaluate(model, batches[3])
-        loss.backward()
-        look(model)
-        model.zero_grad()
-        loss = loss_of(model, batches[1])
-        with model.no_sync():
-            evaluate(model, batches[3])
-        loss.backward()
-        look(model)
-
-    return play(learner, witness, scene)
+    loss.backward()
+    look(model)

@@ -9,8 +9,8 @@ from types import ModuleType
 
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, Step, bucketed, equal_layers, simulate_step
-from ddplab.grading.checks import Wrong, check
-from ddplab.grading.witness import Witness
+from ddplab.grading.checks import Check, Wrong, counted
+from ddplab.grading.checks import milliseconds as ms
 
 READ = "performance-cost-model"
 BUCKETS = "internals-buckets"
@@ -30,9 +30,8 @@ class Case:
 
     def __str__(self) -> str:  # noqa: D105
         return (
-            f"{self.layers} layer{'s' * (self.layers > 1)} of {self.layer_bytes} bytes, "
-            f"cap {self.cap_bytes} bytes, forward {ms(self.forward_s)}, "
-            f"backward {ms(self.backward_s)}, latency {ms(self.latency_s)}, "
+            f"{self.layers} layer{'s' * (self.layers > 1)} of {self.layer_bytes} bytes, cap {self.cap_bytes} bytes, "
+            f"forward {ms(self.forward_s)}, backward {ms(self.backward_s)}, latency {ms(self.latency_s)}, "
             f"{self.bytes_per_s:g} bytes/s"
         )
 
@@ -44,88 +43,50 @@ class Case:
         return simulate_step(self.forward_s, gradients, bucketed(gradients, self.cap_bytes), link)
 
 
-# name of a slip: (what is done then, where to read). `slipped` computes with them.
+# Name of a slip: what is done then. `slipped` computes with them.
 SLIPS = {
-    "no tail": (
-        "the step ends with the backward. The last bucket is full only then: its transfer is "
-        "exposed, for nothing is left to hide it",
-        READ,
-    ),
-    "no forward": ("the forward is left out. No gradient is ready before it has ended", READ),
+    "no tail": "the step ends with the backward. The last bucket is full only then: its transfer is exposed",
+    "no forward": "the forward is left out. No gradient is ready before it has ended",
     "during forward": (
-        "the ready times count from the start of the step. The transfers then begin during the "
-        "forward, before there is a gradient: add `forward_s` to each",
-        READ,
+        "the ready times count from the start of the step. The transfers then begin during the forward, before there "
+        "is a gradient: add `forward_s` to each"
     ),
-    "latency once": (
-        "the latency is paid once per step. Each bucket pays it: that is what many small ones cost",
-        READ,
-    ),
-    "no latency": ("a bucket costs its bytes alone. Each bucket pays the latency, too", READ),
-    "latency per layer": (
-        "each layer pays the latency. Each *bucket* does, which is what buckets are for",
-        READ,
-    ),
-    "no bytes": ("a bucket costs its latency alone. Its bytes travel, too", READ),
+    "latency once": "the latency is paid once per step. Each bucket pays it: that is what many small ones cost",
+    "no latency": "a bucket costs its bytes alone. Each bucket pays the latency, too",
+    "latency per layer": "each layer pays the latency. Each *bucket* does, which is what buckets are for",
+    "no bytes": "a bucket costs its latency alone. Its bytes travel, too",
     "own link": (
-        "each bucket is sent as soon as it is full, as if it had a link of its own. There is one "
-        "link, in order: a bucket also waits until the one before has arrived",
-        READ,
+        "each bucket is sent as soon as it is full, as if it had a link of its own. There is one link, in order: a "
+        "bucket also waits until the one before has arrived"
     ),
     "no overlap": (
-        "nothing is sent before the backward has ended. A bucket is sent while the layers that "
-        "come after it still compute",
-        "internals-backward",
+        "nothing is sent before the backward has ended. A bucket is sent while the layers after it still compute"
     ),
     "perfect overlap": (
-        "the longer of backward and communication counts. They never overlap fully: the link idles "
-        "until the first bucket is full, and the last bucket leaves when the backward is over",
-        READ,
+        "the longer of backward and communication counts. They never overlap fully: the link idles until the first "
+        "bucket is full, and the last bucket leaves when the backward is over"
     ),
-    "last bucket full": (
-        "all buckets have the same bytes. What is left for the last one may be less",
-        BUCKETS,
-    ),
-    "last bucket lost": (
-        "a bucket that never reaches the cap is not sent. The last one is sent with what it has",
-        BUCKETS,
-    ),
+    "last bucket full": "all buckets have the same bytes. What is left for the last one may be less",
+    "last bucket lost": "a bucket that never reaches the cap is not sent. The last one is sent with what it has",
     "last bucket lost, and the backward": (
-        "a bucket that never reaches the cap is not sent, and the step ends with the one before. "
-        "The last one is sent with what it has",
-        BUCKETS,
+        "a bucket that never reaches the cap is not sent, and the step ends with the one before. The last is sent, too"
     ),
-    "small first": (
-        "the bucket that is not full comes first. Buckets are filled in ready order, so it is the "
-        "last",
-        BUCKETS,
-    ),
-    "below the cap": (
-        "a bucket closes before it would exceed the cap. It closes once it holds at least the cap, "
-        "so it may exceed it by almost a layer",
-        BUCKETS,
-    ),
-    "above the cap": (
-        "a bucket closes only when it holds more than the cap. It closes once it has reached it",
-        BUCKETS,
-    ),
-    "cut": (
-        "a layer is cut where the cap is reached. A gradient is in one bucket, never in two",
-        BUCKETS,
-    ),
-    "first gradient": (
-        "a bucket leaves with the first of its gradients. It has to wait for the last of them",
-        "internals-backward",
-    ),
+    "small first": "the bucket that is not full comes first. Buckets are filled in ready order, so it is the last",
+    "below the cap": "a bucket closes before it would exceed the cap. It closes once it holds at least the cap",
+    "above the cap": "a bucket closes only when it holds more than the cap. It closes once it has reached it",
+    "cut": "a layer is cut where the cap is reached. A gradient is in one bucket, never in two",
+    "first gradient": "a bucket leaves with the first of its gradients. It has to wait for the last of them",
     "one layer early": (
-        "the gradients become ready one layer early, the first one at time 0. Layer i of "
-        "range(layers) has its gradient when it is done, after (i + 1)/layers of the backward",
-        READ,
+        "the gradients become ready one layer early, the first one at time 0. Layer i of range(layers) has its "
+        "gradient when it is done, after (i + 1)/layers of the backward"
     ),
-    "one bucket": ("all layers are in one bucket. `cap_bytes` counts bytes", BUCKETS),
-    "a bucket per layer": ("each layer is a bucket, whatever the cap", BUCKETS),
-    "milliseconds": ("the result is in milliseconds. It is to be in seconds", READ),
+    "one bucket": "all layers are in one bucket. `cap_bytes` counts bytes",
+    "a bucket per layer": "each layer is a bucket, whatever the cap",
+    "milliseconds": "the result is in milliseconds. It should be in seconds",
 }
+# Where to read of a slip, if not in READ.
+SLIP_READS = {name: BUCKETS for name in SLIPS if any(word in name for word in ("bucket", "cap", "cut", "small"))}
+SLIP_READS |= dict.fromkeys(("no overlap", "first gradient"), "internals-backward")
 
 
 def slipped(case: Case, slips: Collection[str]) -> float:
@@ -187,15 +148,15 @@ def slipped(case: Case, slips: Collection[str]) -> float:
 
 def ask(learner: ModuleType, cases: Sequence[Case]) -> list[float]:
     """On the rank: what the learner's function says, each a number."""
-    said = [answer(learner, case) for case in cases]
+    answers = [answer(learner, case) for case in cases]
     again = answer(learner, cases[0])
-    if not close(again, said[0]):
+    if not close(again, answers[0]):
         raise Wrong(
-            f"The same arguments gave {ms(said[0])} at first and {ms(again)} later ({cases[0]}). "
-            "Something was kept from the calls between: the result depends on the arguments alone.",
+            f"The same arguments gave {ms(answers[0])} at first and {ms(again)} later ({cases[0]}). Something was "
+            "kept from the calls between: the result depends on the arguments alone.",
             READ,
         )
-    return said
+    return answers
 
 
 def answer(learner: ModuleType, case: Case) -> float:
@@ -207,36 +168,36 @@ def answer(learner: ModuleType, case: Case) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise Wrong(
-            f"`step_seconds` returned {returned!r:.60} for {case}. It is to return one finite "
-            "number: the seconds of the step.",
+            f"`step_seconds` returned {returned!r:.60} for {case}. It should return one finite number: the seconds of "
+            "the step.",
             READ,
         )
     return number
 
 
-def judge(cases: Sequence[Case], said: Sequence[float]) -> None:
+def judge(cases: Sequence[Case], answers: Sequence[float]) -> None:
     """Compare with the cost model, and find the slips that explain every number."""
-    wrong = [at for at, case in enumerate(cases) if not close(said[at], case.right.step_s)]
+    wrong = [at for at, case in enumerate(cases) if not close(answers[at], case.right.step_s)]
     if not wrong:
         return
-    case, got = cases[wrong[0]], said[wrong[0]]
+    case, got = cases[wrong[0]], answers[wrong[0]]
     count = f"{len(wrong)} of {len(cases)} cases are wrong" if len(cases) > 1 else "This is wrong"
     message = f"{count}. For {case} the step is {ms(case.right.step_s)}; you say {ms(got)}."
-    slips = explain(cases, said, wrong[0])
+    slips = explain(cases, answers, wrong[0])
     if slips:
-        ideas = "; and also when ".join(SLIPS[slip][0] for slip in slips)
+        ideas = "; and also when ".join(SLIPS[slip] for slip in slips)
         idea = f"That comes out when {ideas}."
     else:
         idea = "None of the usual slips gives your numbers; compare with your own timeline."
-    raise Wrong(f"{message} {idea} {timeline(case)}", SLIPS[slips[0]][1] if slips else READ)
+    raise Wrong(f"{message} {idea} {timeline(case)}", SLIP_READS.get(slips[0], READ) if slips else READ)
 
 
-def explain(cases: Sequence[Case], said: Sequence[float], first: int) -> tuple[str, ...]:
+def explain(cases: Sequence[Case], answers: Sequence[float], first: int) -> tuple[str, ...]:
     """The one or two slips that give each of the numbers."""
     order = [first, *range(len(cases))]  # most are ruled out by the first that is wrong
     for size in (1, 2):
         for slips in itertools.combinations(SLIPS, size):
-            if all(close(said[at], slipped(cases[at], slips)) for at in order):
+            if all(close(answers[at], slipped(cases[at], slips)) for at in order):
                 return slips
     return ()
 
@@ -244,24 +205,17 @@ def explain(cases: Sequence[Case], said: Sequence[float], first: int) -> tuple[s
 def timeline(case: Case) -> str:
     """What the link does, at most four buckets of it."""
     sent = [
-        f"{bucket.nbytes} bytes, full at {ms(bucket.ready_s)}, "
-        f"sent from {ms(bucket.start_s)} to {ms(bucket.end_s)}"
+        f"{bucket.nbytes} bytes, full at {ms(bucket.ready_s)}, sent from {ms(bucket.start_s)} to {ms(bucket.end_s)}"
         for bucket in case.right.timeline
     ]
     shown = sent if len(sent) <= 4 else [*sent[:2], "…", sent[-1]]
-    parts = f"{len(sent)} bucket{'s' * (len(sent) > 1)}"
     over = ms(case.forward_s + case.backward_s)
-    return f"Right: {parts}: {'; '.join(shown)}. The backward is over at {over}."
+    return f"Right: {counted(len(sent), 'bucket')}: {'; '.join(shown)}. The backward is over at {over}."
 
 
 def close(a: float, b: float) -> bool:
     """Whether two times are equal but for rounding, also that of float32."""
     return math.isclose(a, b, rel_tol=2e-6)
-
-
-def ms(seconds: float) -> str:
-    """A time to read."""
-    return f"{1e3 * seconds:.5g} ms"
 
 
 # -- the checks ------------------------------------------------------------------------------------
@@ -317,37 +271,28 @@ def anything() -> list[Case]:
 ANYTHING = anything()
 
 
-@check("One bucket", ranks=1, judge=lambda seen: judge(ONE_BUCKET, seen[0]), read=READ)
-def one_bucket(learner: ModuleType, witness: Witness) -> list[float]:
-    """All layers fit below the cap: forward, backward, and one transfer that nothing hides."""
-    return ask(learner, ONE_BUCKET)
+def questions(title: str, setting: str, cases: Sequence[Case]) -> Check:
+    """A check that asks for the seconds of these cases."""
+    return Check(title, 1, READ, setting, lambda learner, _: ask(learner, cases), lambda seen: judge(cases, seen[0]))
 
 
-@check("Hidden by the backward", ranks=1, judge=lambda seen: judge(HIDDEN, seen[0]), read=READ)
-def hidden(learner: ModuleType, witness: Witness) -> list[float]:
-    """Several buckets; each has arrived before the next is full, and only the last one shows."""
-    return ask(learner, HIDDEN)
-
-
-@check("Waiting for the link", ranks=1, judge=lambda seen: judge(QUEUED, seen[0]), read=READ)
-def queued(learner: ModuleType, witness: Witness) -> list[float]:
-    """Several buckets over a link that is slower than the backward."""
-    return ask(learner, QUEUED)
-
-
-@check("Buckets as torch fills them", ranks=1, judge=lambda seen: judge(CAPS, seen[0]), read=READ)
-def caps(learner: ModuleType, witness: Witness) -> list[float]:
-    """Caps that are no multiple of a layer, layers that are no multiple of a bucket."""
-    return ask(learner, CAPS)
-
-
-@check("The U-curve of the lab", ranks=1, judge=lambda seen: judge(LAB, seen[0]), read=READ)
-def lab(learner: ModuleType, witness: Witness) -> list[float]:
-    """Twelve layers over three links with four caps each, which the book measures."""
-    return ask(learner, LAB)
-
-
-@check("300 cases of all kinds", ranks=1, judge=lambda seen: judge(ANYTHING, seen[0]), read=READ)
-def all_kinds(learner: ModuleType, witness: Witness) -> list[float]:
-    """One layer to forty, times of zero, caps from one byte to more than everything."""
-    return ask(learner, ANYTHING)
+one_bucket = questions(
+    "One bucket", "All layers fit below the cap: forward, backward, and one transfer that nothing hides.", ONE_BUCKET
+)
+hidden = questions(
+    "Hidden by the backward",
+    "Several buckets; each has arrived before the next is full, and only the last one shows.",
+    HIDDEN,
+)
+queued = questions("Waiting for the link", "Several buckets over a link that is slower than the backward.", QUEUED)
+caps = questions(
+    "Buckets as torch fills them",
+    "Caps that are not a multiple of a layer, layers that are not a multiple of a bucket.",
+    CAPS,
+)
+lab = questions(
+    "The U-curve of the lab", "Twelve layers over three links with four caps each, which the book measures.", LAB
+)
+all_kinds = questions(
+    "300 cases of all kinds", "One layer to forty, times of zero, caps from one byte to more than everything.", ANYTHING
+)

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device
 from ddplab.grading.checks import check, expect
+from ddplab.grading.recorder import Call, Recorder
 from ddplab.grading.symptoms import Gradients, expect_gradients, gradients, mean
-from ddplab.grading.witness import Call, Witness
 
 # The gradient of each parameter, by rank. The largest is the last on rank 0 and the first on rank
 # 1; and own gradient, sum, mean, maximum and product are all different numbers.
@@ -41,9 +41,7 @@ def small_module() -> nn.Module:
     return nn.Sequential(*layers).to(device())
 
 
-def call(
-    learner: ModuleType, witness: Witness, module: nn.Module, missing: tuple[str, ...] = ()
-) -> Seen:
+def call(learner: ModuleType, recorder: Recorder, module: nn.Module, missing: tuple[str, ...] = ()) -> Seen:
     """Give every parameter but the missing ones its gradient, and call `sync_gradients`."""
     named = list(module.named_parameters())
     for value, (name, p) in zip(GRADIENTS[dist.get_rank()], named, strict=True):
@@ -54,7 +52,7 @@ def call(
     return Seen(
         local,
         gradients(module),
-        witness.calls,
+        recorder.calls,
         changed=[name for name in before if not torch.equal(before[name], after[name])],
         attached=[name for name, p in named if p.grad is not None and p.grad.requires_grad],
         returned="" if returned is None else type(returned).__name__,
@@ -67,15 +65,11 @@ def equal_to_the_mean(seen: list[Seen]) -> None:
     changed, attached = (names[0] if names else "" for names in (first.changed, first.attached))
     expect(
         not changed,
-        f"The call changed `{changed}`, which is no gradient. Averaging "
-        "parameters is another algorithm: each rank's momentum would still be made of its own "
-        "gradients. Reduce `p.grad`, not `p` or `p.data`.",
+        f"The call changed `{changed}`, which is not a gradient. Averaging parameters is another algorithm: each "
+        "rank's momentum would still be made of its own gradients. Reduce `p.grad`, not `p` or `p.data`.",
         "museum-reduces-the-parameter",
     )
-    hint = (
-        f"Your function returned a {first.returned}, which nobody reads: the result belongs in "
-        "`.grad`."
-    )
+    hint = f"Your function returned a {first.returned}, which is never read: the result belongs in `.grad`."
     expect_gradients(
         [s.after for s in seen],
         mean(local),
@@ -85,22 +79,21 @@ def equal_to_the_mean(seen: list[Seen]) -> None:
     )
     expect(
         not attached,
-        f"The gradient of `{attached}` requires a gradient itself, so that "
-        "autograd would record what is done to it. A gradient is a plain tensor, no "
-        "`nn.Parameter`: work on `p.grad` in place.",
+        f"The gradient of `{attached}` requires a gradient itself, so that autograd would record what is done to it. "
+        "A gradient is a plain tensor, no `nn.Parameter`: work on `p.grad` in place.",
     )
 
 
 @check("Two ranks end with the mean", ranks=2, judge=equal_to_the_mean)
-def two_ranks(learner: ModuleType, witness: Witness) -> Seen:
+def two_ranks(learner: ModuleType, recorder: Recorder) -> Seen:
     """Two ranks have different gradients for all four parameters, and call your function."""
-    return call(learner, witness, small_module())
+    return call(learner, recorder, small_module())
 
 
 @check("Three ranks end with the mean of three", ranks=3, judge=equal_to_the_mean)
-def three_ranks(learner: ModuleType, witness: Witness) -> Seen:
+def three_ranks(learner: ModuleType, recorder: Recorder) -> Seen:
     """The same on three ranks."""
-    return call(learner, witness, small_module())
+    return call(learner, recorder, small_module())
 
 
 @check(
@@ -109,11 +102,11 @@ def three_ranks(learner: ModuleType, witness: Witness) -> Seen:
     judge=equal_to_the_mean,
     read="internals-unused",
 )
-def used_by_none(learner: ModuleType, witness: Witness) -> Seen:
+def used_by_none(learner: ModuleType, recorder: Recorder) -> Seen:
     """One parameter is frozen, and no rank used another: both have None in `.grad`, everywhere."""
     module = small_module()
     module.get_parameter("0.bias").requires_grad_(False)
-    return call(learner, witness, module, missing=("0.bias", "1.weight"))
+    return call(learner, recorder, module, missing=("0.bias", "1.weight"))
 
 
 @check(
@@ -122,10 +115,10 @@ def used_by_none(learner: ModuleType, witness: Witness) -> Seen:
     judge=equal_to_the_mean,
     read="internals-unused",
 )
-def used_by_some(learner: ModuleType, witness: Witness) -> Seen:
+def used_by_some(learner: ModuleType, recorder: Recorder) -> Seen:
     """Rank 1, and only rank 1, did not use the first layer: there its gradients are None."""
     missing = ("0.weight", "0.bias") if dist.get_rank() == 1 else ()
-    return call(learner, witness, small_module(), missing)
+    return call(learner, recorder, small_module(), missing)
 
 
 def equal_to_ddp(seen: list[list[float]]) -> None:
@@ -133,15 +126,15 @@ def equal_to_ddp(seen: list[list[float]]) -> None:
     for step, gaps in enumerate(zip(*seen, strict=True), 1):
         expect(
             max(gaps) == 0,
-            f"After step {step} of 3 the weights are up to {max(gaps):.3g} away from those that "
-            "torch's DDP trains. The first call was right, so a later one uses something of it: "
-            "`zero_grad()` lets go of the gradients, and each backward makes new ones.",
+            f"After step {step} of 3 the weights are up to {max(gaps):.3g} away from those that torch's DDP trains. "
+            "The first call was right, so a later one reuses something from it: `zero_grad()` lets go of the "
+            "gradients, and each backward makes new ones.",
             "internals-sync-point",
         )
 
 
 @check("Three training steps equal those of torch's DDP", ranks=2, judge=equal_to_ddp)
-def training(learner: ModuleType, witness: Witness) -> list[float]:
+def training(learner: ModuleType, recorder: Recorder) -> list[float]:
     """Three steps of SGD with momentum: `zero_grad()`, a backward, your function."""
     torch.manual_seed(0)
     mine = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).to(device())

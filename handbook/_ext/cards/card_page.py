@@ -9,8 +9,9 @@ from html import escape
 
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.builders import Builder
 from sphinx.writers.html5 import HTML5Translator
+
+from ..markup import close, has_folds
 
 
 class card(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
@@ -33,27 +34,17 @@ class quiz_option(nodes.General, nodes.TextElement):  # noqa: N801
     """One option; attributes ``right``, ``several`` (more than one is right), ``group``."""
 
 
-def folds(builder: Builder) -> bool:
-    """Whether pages of this builder are read in a browser, with folds and inputs; others are paper-like."""
-    return builder.name == "html"
-
-
 def visit_card(self: HTML5Translator, node: nodes.Element) -> None:
     """A fold for an interview card, a group of inputs for a quiz, a plain block off the web."""
-    tag = {"interview": "details", "quiz": "fieldset"}[node["kind"]] if folds(self.builder) else "div"
+    tag = {"interview": "details", "quiz": "fieldset"}[node["kind"]] if has_folds(self.builder) else "div"
     data = f' data-level="{node["source_card"].level}"' if node["source_card"].level else ""
     self.body.append(f'<{tag} class="card {node["kind"]}" id="{node["ids"][0]}"{data}>\n')
     self.context.append(f"</{tag}>\n")
 
 
-def depart_by_context(self: HTML5Translator, node: nodes.Element) -> None:
-    """Close what the visit opened."""
-    self.body.append(self.context.pop())
-
-
 def visit_question(self: HTML5Translator, node: nodes.Element) -> None:
     """The handle of the fold, or the name of the group of inputs."""
-    tag = {"interview": "summary", "quiz": "legend"}[node["kind"]] if folds(self.builder) else "p"
+    tag = {"interview": "summary", "quiz": "legend"}[node["kind"]] if has_folds(self.builder) else "p"
     self.body.append(f'<{tag} class="card-question"><span>')
     level = f' <span class="card-level">{node["level"]}</span>' if node["level"] else ""
     self.context.append(f"</span>{level}</{tag}>\n")
@@ -62,7 +53,7 @@ def visit_question(self: HTML5Translator, node: nodes.Element) -> None:
 def visit_part(self: HTML5Translator, node: nodes.Element) -> None:
     """A part below its label; the answer of a quiz is folded on the web."""
     label = escape(node["label"])
-    if node["part"] == "why" and folds(self.builder):
+    if node["part"] == "why" and has_folds(self.builder):
         self.body.append(f'<details class="card-why"><summary>Answer</summary>\n<p class="card-label">{label}</p>\n')
         self.context.append("</details>\n")
     else:
@@ -78,12 +69,12 @@ def visit_options(self: HTML5Translator, node: nodes.Element) -> None:
         '<p class="quiz-verdict" role="status"><span class="quiz-yes">Right.</span>'
         '<span class="quiz-no">Not so; try again, or open the answer.</span></p>\n'
     )
-    self.context.append("</ol>\n" + (verdict if folds(self.builder) else ""))
+    self.context.append("</ol>\n" + (verdict if has_folds(self.builder) else ""))
 
 
 def visit_option(self: HTML5Translator, node: nodes.Element) -> None:
     """An input and its label on the web, a plain item elsewhere."""
-    if folds(self.builder):
+    if has_folds(self.builder):
         box = "checkbox" if node["several"] else "radio"
         right = "quiz-right" if node["right"] else "quiz-wrong"
         self.body.append(f'<li><label class="{right}"><input type="{box}" name="{node["group"]}"> <span>')
@@ -95,8 +86,8 @@ def visit_option(self: HTML5Translator, node: nodes.Element) -> None:
 
 def add_nodes(app: Sphinx) -> None:
     """Register the nodes of this file."""
-    app.add_node(card, html=(visit_card, depart_by_context))
-    app.add_node(card_question, html=(visit_question, depart_by_context))
-    app.add_node(card_part, html=(visit_part, depart_by_context))
-    app.add_node(quiz_options, html=(visit_options, depart_by_context))
-    app.add_node(quiz_option, html=(visit_option, depart_by_context))
+    app.add_node(card, html=(visit_card, close))
+    app.add_node(card_question, html=(visit_question, close))
+    app.add_node(card_part, html=(visit_part, close))
+    app.add_node(quiz_options, html=(visit_options, close))
+    app.add_node(quiz_option, html=(visit_option, close))

@@ -1,38 +1,32 @@
-"""Interview cards and quizzes as they are written in the chapters, read without building the book.
+"""Interview cards and quizzes as they are written in the chapters.
 
 A card is one directive; ``+++ name`` lines divide its body into parts.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docutils.parsers.rst import Directive, directives
-from docutils.parsers.rst.states import MarkupError
-from markdown_it import MarkdownIt
-from mdit_py_plugins.colon_fence import colon_fence_plugin
-from myst_parser.parsers.directives import parse_directive_text
+from docutils.parsers.rst import directives
 
 LEVELS = ("core", "deep", "staff")
 OPTIONS: dict[str, Any] = dict.fromkeys(("question", "level", "evidence"), directives.unchanged)
 _PARTS = {"interview": ("depth", "follow-ups"), "quiz": ("why",)}
-_INFO = re.compile(r"\{(interview|quiz)\}\s*(.*)")
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _OPTION = re.compile(r"[-*] \[([ xX])\] +(.+)")
 _EVIDENCE = re.compile(r"(lab|claim|section):(\S+)")
 
 
 class CardError(ValueError):
-    """A card is not as it should be; ``reason`` and ``line`` say what and where, the message says both and the file."""
+    """A card is not as it should be; the message says what is wrong, ``line`` where."""
 
-    def __init__(self, reason: str, path: Path, line: int) -> None:
-        super().__init__(f"{path}:{line}: {reason}")
-        self.reason, self.line = reason, line
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
 
 
 @dataclass(frozen=True)
@@ -84,7 +78,7 @@ def parse_card(kind: str, name: str, options: dict[str, Any], body: Passage, pat
     """
 
     def wrong(reason: str, at: int = line) -> CardError:
-        return CardError(f"{kind} {name!r} {reason}", path, at)
+        return CardError(f"{kind} {name!r} {reason}", at)
 
     if not _ID.fullmatch(name):
         raise wrong("needs an id of small letters, digits and hyphens, such as bucket-order")
@@ -146,56 +140,6 @@ def _choices(head: Passage, wrong: Any) -> Iterator[Option]:
         elif words and text.startswith(" ") and text.strip():
             words += " " + text.strip()
         elif text.strip():
-            raise wrong(f"has a line that is no option: {text.strip()!r}", number)
+            raise wrong(f"has a line that is not an option: {text.strip()!r}; write - [ ] or - [x] before it", number)
     if words:
         yield Option(words, right)
-
-
-# -- finding cards in files -------------------------------------------------------------------------
-
-
-class _Shape(Directive):
-    """Tells MyST which options a card has."""
-
-    required_arguments, has_content, option_spec = 1, True, OPTIONS
-
-
-def read_cards(folder: Path) -> dict[str, Card]:
-    """Every card of the chapters in ``folder`` by id, in file and line order.
-
-    Raises:
-        CardError: a card is wrong, or its id is taken.
-    """
-    cards: dict[str, Card] = {}
-    for path in sorted(folder.rglob("*.md")):
-        for card in _cards_of(path, path.stat().st_mtime_ns):
-            if card.id in cards:
-                first = cards[card.id]
-                raise CardError(f"the id {card.id!r} is taken by {first.path}:{first.line}", path, card.line)
-            cards[card.id] = card
-    return cards
-
-
-@functools.lru_cache(maxsize=64)
-def _cards_of(path: Path, _changed: int) -> tuple[Card, ...]:
-    return tuple(_find(path.read_text(encoding="utf-8"), path, 0))
-
-
-def _find(text: str, path: Path, lines_above: int) -> Iterator[Card]:
-    for token in MarkdownIt().use(colon_fence_plugin).parse(text):
-        if token.map is None or token.type not in ("fence", "colon_fence"):
-            continue
-        line = lines_above + token.map[0] + 1
-        found = _INFO.fullmatch(token.info.strip())
-        if not found:
-            if token.type == "colon_fence":  # a box that may hold cards
-                yield from _find(token.content, path, line)
-            continue
-        try:
-            pieces = parse_directive_text(_Shape, found[2], token.content, line=line)
-        except MarkupError as error:
-            raise CardError(f"{found[1]}: {error}", path, line) from error
-        for warning in pieces.warnings:
-            raise CardError(f"{found[1]} {found[2]!r}: {warning.msg}", path, warning.lineno or line)
-        body = Passage("\n".join(pieces.body), line + pieces.body_offset + 1)
-        yield parse_card(found[1], pieces.arguments[0], pieces.options, body, path, line)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from docutils import nodes
 from docutils.statemachine import StringList
-from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
 from ..evidence import labs
-from ..problems import complain, stop_on
+from ..markup import cross_reference, inline
+from ..problems import BuildError, end_if_any, suggestion, warn_at
 from .card_page import add_nodes, card, card_part, card_question, quiz_option, quiz_options
 from .card_source import OPTIONS, Card, CardError, Passage, parse_card
 from .register import Entry, Register
@@ -43,14 +44,12 @@ class CardDirective(SphinxDirective):
         try:
             source = parse_card(self.kind, self.arguments[0], self.options, body, Path(path), line)
         except CardError as error:
-            complain(self.env, error.reason, error.line)
+            warn_at(self.env, str(error), error.line)
             return []
-        register = self.env.domains["cards"]
-        assert isinstance(register, CardRegister)
-        register.note(Entry(source.id, self.env.docname, line))
+        _register(self.env).note(Entry(source.id, self.env.docname, line, source))
         node = card(source_card=source, kind=source.kind, ids=[f"card-{source.id}"])
         self.set_source_info(node)
-        node += card_question("", "", *self.inline(source.question), kind=source.kind, level=source.level)
+        node += card_question("", "", *inline(self, source.question), kind=source.kind, level=source.level)
         if source.options:
             node += self.options_of(source)
         parts = {}
@@ -65,11 +64,6 @@ class CardDirective(SphinxDirective):
             parts.get("why", node).append(evidence)  # a quiz shows it with its answer
         return [node]
 
-    def inline(self, text: str) -> list[nodes.Node]:
-        """Nodes of inline source text."""
-        found, messages = self.parse_inline(text, lineno=self.lineno)
-        return [*found, *messages]
-
     def parsed(self, passage: Passage, first_line: int, into: card_part) -> card_part:
         """Put the nodes of ``passage`` into a part."""
         lines = StringList(passage.text.splitlines(), source=self.get_source_info()[0])
@@ -81,7 +75,7 @@ class CardDirective(SphinxDirective):
         several = sum(option.right for option in source.options) > 1
         made = quiz_options()
         for option in source.options:
-            text = self.inline(option.text)
+            text = inline(self, option.text)
             made += quiz_option("", "", *text, right=option.right, several=several, group=f"card-{source.id}")
         return made
 
@@ -90,16 +84,16 @@ class CardDirective(SphinxDirective):
         for place, (kind, target) in enumerate(source.evidence):
             if place:
                 yield nodes.Text(" · ")
-            domain, reftype = {"lab": ("std", "doc"), "claim": ("claims", "claim"), "section": ("std", "ref")}[kind]
             text = f"claim {target.replace('-', ' ')}" if kind == "claim" else target
             if kind == "lab":
                 lab = labs.all_labs().get(target)
                 if lab is None:
-                    complain(self.env, f"{source.kind} {source.id!r}: evidence lab:{target} is no lab", self.lineno)
+                    message = f"{source.kind} {source.id!r}: evidence lab:{target} is not a lab"
+                    warn_at(self.env, message + suggestion(target, labs.all_labs()), self.lineno)
                     continue
                 target = f"/{lab.docname}"
-            where = {"refdoc": self.env.docname, "refdomain": domain, "reftype": reftype, "reftarget": target}
-            reference = addnodes.pending_xref("", nodes.inline("", text), refexplicit=False, refwarn=True, **where)
+            role = {"lab": "std:doc", "claim": "claims:claim", "section": "std:ref"}[kind]
+            reference = cross_reference(self.env.docname, role, target, text, explicit=False)
             self.set_source_info(reference)
             yield reference
 
@@ -116,11 +110,33 @@ class Quiz(CardDirective):
     kind = "quiz"
 
 
+def _register(env: BuildEnvironment) -> CardRegister:
+    return cast(CardRegister, env.domains["cards"])
+
+
 def check(app: Sphinx, env: BuildEnvironment) -> None:
-    """No two cards of the book share an id."""
-    register = env.domains["cards"]
-    assert isinstance(register, CardRegister)
-    stop_on(register.repeated("card"), "cards")
+    """No two cards of the book share an id. What the book holds is kept for the decks, a project of their own."""
+    register = _register(env)
+    end_if_any(register.repeated("card"), "cards")
+    _kept().parent.mkdir(exist_ok=True)
+    _kept().write_bytes(pickle.dumps({entry.id: entry.content for entry in register.entries()}))
+
+
+def cards_of_the_book() -> dict[str, Card]:
+    """Every card of the book by id, in reading order, as the last build read it.
+
+    Raises:
+        BuildError: the book has not been built, or by another version of this code.
+    """
+    try:
+        found: dict[str, Card] = pickle.loads(_kept().read_bytes())
+    except (OSError, pickle.UnpicklingError, AttributeError, ImportError, EOFError):
+        raise BuildError(f"the cards of the book are not in {_kept()}; run: make html") from None
+    return found
+
+
+def _kept() -> Path:
+    return labs.ROOT / "_build" / "cards.pickle"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -130,4 +146,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("quiz", Quiz)
     add_nodes(app)
     app.connect("env-updated", check)
-    return {"version": "1", "env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"version": "1", "env_version": 2, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -20,7 +20,7 @@ from sphinx.util.nodes import make_refnode
 from ddplab.recording.keys import kit_key
 
 from ..evidence.proofs import Proof, read_proofs, read_results, result_of, results_edition, test_files
-from ..problems import Problem, Stop, complain, stop_on
+from ..problems import BuildError, Problem, end_if_any, suggestion, warn_at
 from .claims_page import ShowClaims, add_nodes, claim, claims_list
 from .register import Entry, Register
 
@@ -61,12 +61,12 @@ class ClaimDirective(SphinxDirective):
         """Note the claim and parse its sentence."""
         name, line = self.arguments[0], self.get_source_info()[1]
         if not "".join(self.content).strip():
-            complain(self.env, f"the claim {name!r} states nothing", line)
+            warn_at(self.env, f"the claim {name!r} is empty; write the sentence that a test shows", line)
             return []
         _register(self.env).note(Entry(name, self.env.docname, line))
         node = claim(claim_id=name, ids=[f"claim-{name}"])
         self.set_source_info(node)
-        self.state.nested_parse(self.content, self.content_offset, node)
+        node += self.parse_content_to_nodes()
         return [node]
 
 
@@ -94,7 +94,7 @@ def check(app: Sphinx, env: BuildEnvironment) -> list[str]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     if register.data["digest"] == digest.hexdigest():
         return []  # all of it was checked by the last build
-    stop_on(_problems(app, env), "claims")
+    end_if_any(_problems(app, env), "claims")
     register.data["digest"] = digest.hexdigest()
     return sorted({entry.docname for entry in register.entries()})
 
@@ -110,13 +110,12 @@ def _problems(app: Sphinx, env: BuildEnvironment) -> Iterator[Problem]:
     stated = {entry.id for entry in register.claims()}
     proofs: dict[str, Proof] = {}
     for test in tests:
+        proves = f"{test.name} proves {test.claim!r}"
         if test.claim in proofs:
             first = proofs[test.claim]
-            yield Problem(
-                test.place, f"{test.name} proves {test.claim!r}, as {first.name} ({first.place}) does; keep one"
-            )
+            yield Problem(test.place, f"{proves}, as {first.name} ({first.place}) does; keep one")
         elif test.claim not in stated:
-            yield Problem(test.place, f"{test.name} proves {test.claim!r}, which no document claims")
+            yield Problem(test.place, f"{proves}, which is not a claim{suggestion(test.claim, stated)}")
         proofs.setdefault(test.claim, test)
     yield from _unproved(register.claims(), proofs, app)
 
@@ -125,13 +124,14 @@ def _unproved(claims: list[Entry], proofs: dict[str, Proof], app: Sphinx) -> Ite
     edition = results_edition(app.config)
     try:
         kept = read_results(edition)
-    except Stop as error:
+    except BuildError as error:
         yield Problem(str(edition.folder if edition else ""), str(error))
         kept = {}
     for entry in claims:
         test = proofs.get(entry.id)
         if test is None:
-            yield Problem((entry.docname, entry.line), f"no test in tests/claims proves the claim {entry.id!r}")
+            message = f"the claim {entry.id!r} has no test; mark one in tests/claims with @proves({entry.id!r})"
+            yield Problem((entry.docname, entry.line), message)
             continue
         try:
             result = result_of(test, kept)

@@ -13,7 +13,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.writers.html5 import HTML5Translator
 
 from ..evidence.proofs import Proof, Result, read_proofs, read_results, result_of, results_edition
-from .card_page import depart_by_context, folds
+from ..markup import close, cross_reference, has_folds
 from .register import Entry
 
 _TICKS = {
@@ -73,8 +73,7 @@ class ShowClaims(SphinxPostTransform):
         last.extend([nodes.Text("\N{NO-BREAK SPACE}"), tick])
 
     def _link(self, name: str, to: str, content: nodes.Node) -> nodes.Element:
-        where = {"refdoc": self.env.docname, "refdomain": "claims", "reftype": to, "reftarget": name}
-        return addnodes.pending_xref("", content, refexplicit=True, refwarn=True, **where)
+        return cross_reference(self.env.docname, f"claims:{to}", name, content)
 
     # -- the list ---------------------------------------------------------------------------------
 
@@ -99,8 +98,8 @@ class ShowClaims(SphinxPostTransform):
             if "refid" in link:  # leads to a place beside the claim, not beside its copy
                 link.replace_self(nodes.inline("", "", *link.children))
         state = nodes.inline("", result.state, classes=["claim-state", f"claim-{result.state.replace(' ', '-')}"])
-        told = result.where if result.failed else result.why or result.where
-        where = f": {told}" if result.where else " in this edition"
+        about = result.where if result.failed else result.why or result.where
+        where = f": {about}" if result.where else " in this edition"
         where = f", so it does not hold here{where}" if result.state == "failed" else where
         stale = " · stale: the test changed since" if result.stale else ""
         place = self._link(name, "place", nodes.inline("", "Its place in the text"))
@@ -133,10 +132,10 @@ def visit_tick(self: HTML5Translator, node: nodes.Element) -> None:
 def visit_test(self: HTML5Translator, node: nodes.Element) -> None:
     """Source in a fold on the web, below its name elsewhere."""
     label = f"<code>{escape(node['label'])}</code>"
-    if folds(self.builder):
+    if has_folds(self.builder):
         self.body.append(f'<details class="claim-test"><summary>{label}</summary>\n')
         self.context.append("</details>\n")
-    elif self.builder.name == "bookpdf":  # its name is enough on paper: all sources together fill a tenth of the book
+    elif self.builder.name == "bookpdf":  # all sources together would fill a tenth of the book
         self.body.append(f'<div class="claim-test"><p>{label}</p></div>\n')
         raise nodes.SkipNode
     else:
@@ -146,7 +145,7 @@ def visit_test(self: HTML5Translator, node: nodes.Element) -> None:
 
 def add_nodes(app: Sphinx) -> None:
     """Register the nodes of this file."""
-    app.add_node(claim, html=(visit_claim, depart_by_context))
-    app.add_node(claim_tick, html=(visit_tick, depart_by_context))
-    app.add_node(claim_test, html=(visit_test, depart_by_context))
+    app.add_node(claim, html=(visit_claim, close))
+    app.add_node(claim_tick, html=(visit_tick, close))
+    app.add_node(claim_test, html=(visit_test, close))
     app.add_node(claims_list)

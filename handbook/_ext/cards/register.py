@@ -15,11 +15,12 @@ from ..problems import Problem
 
 @dataclass(frozen=True)
 class Entry:
-    """One directive with an id, and where it stands."""
+    """One directive with an id, where it stands, and what it holds."""
 
     id: str
     docname: str
     line: int
+    content: Any = None
 
 
 class Register(Domain):

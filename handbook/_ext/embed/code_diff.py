@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import ExtensionMetadata
 
-from ..problems import complain
+from ..problems import warn_at
 
 CONTEXT_LINES = 2  # unchanged lines shown around a change
 
@@ -54,11 +54,11 @@ class CodeDiff(SphinxDirective):
             try:
                 texts.append(without_preamble(Path(path).read_text("utf-8")))
             except (OSError, UnicodeDecodeError, SyntaxError) as error:
-                complain(self.env, f"{self.name}: {argument} cannot be compared: {error}", self.lineno)
+                warn_at(self.env, f"{self.name}: {argument} cannot be compared: {error}", self.lineno)
                 return []
         lines = changes(*texts)
         if not lines:
-            complain(self.env, f"{self.name}: {' and '.join(self.arguments)} do not differ", self.lineno)
+            warn_at(self.env, f"{self.name}: {' and '.join(self.arguments)} do not differ; remove it", self.lineno)
             return []
         block = nodes.literal_block("\n".join(lines), "\n".join(lines), language="diff", classes=["code-diff"])
         self.set_source_info(block)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any
 
 from docutils import nodes
@@ -17,8 +18,8 @@ from ddplab.recording.edition import DamagedError, Edition
 
 from ..evidence import labs
 from ..evidence.editions import recorded_editions
-from ..problems import Stop
-from .edition_page import lab_link, table
+from ..problems import BuildError
+from .edition_page import fact, fact_name, in_order, lab_link, table
 from .measured import value_text
 
 
@@ -37,8 +38,10 @@ class EditionsCompared(SphinxDirective):
             pairs = [compare(first, other) for other in others]
             counts = [_counts(edition) for edition in editions]
         except DamagedError as error:
-            raise Stop(str(error)) from None
-        facts = _beside(pairs, lambda pair: (((fact.name,), _fact(fact.a), _fact(fact.b)) for fact in pair.facts))
+            raise BuildError(str(error)) from None
+        facts = _beside(pairs, lambda pair: (((one.name,), fact(one.a), fact(one.b)) for one in pair.facts))
+        of_fact = {name: values for name, *values in facts if name != "topology" and {*values} != {"none"}}
+        facts = [[fact_name(name), *of_fact[name]] for name in in_order(of_fact)]
         facts += [[what, *[one[what] for one in counts]] for what in sorted(set().union(*counts))]
         shown: list[nodes.Node] = [table(facts, ["Fact", *names])]
         known = labs.all_labs()
@@ -48,11 +51,13 @@ class EditionsCompared(SphinxDirective):
             shown += [nodes.rubric("", "Results that differ"), table(results, ["Kind", "Name", *names])]
         if values := [row for row in _beside(pairs, _values) if row[0] in known]:
             values.sort(key=lambda row: list(known).index(row[0]))
-            for row in values:
-                row[0] = lab_link(self, known[row[0]])
-            # Too many for paper: in the web book only.
-            tables = [nodes.rubric("", "Values that differ"), table(values, ["Lab", "Value", *names])]
-            shown.append(addnodes.only("", *tables, expr="builder_html"))
+            rows: list[list[Any]] = []
+            for lab, of_lab in groupby(values, key=lambda row: row[0]):
+                rows += [[lab_link(self, known[lab])], *(row[1:] for row in of_lab)]
+            # Too many for paper: in the web book only, and folded.
+            fold = f"<details><summary>Values that differ: {len(values)}</summary>"
+            begin, end = nodes.raw("", fold, format="html"), nodes.raw("", "</details>", format="html")
+            shown.append(addnodes.only("", begin, table(rows, ["Value", *names]), end, expr="builder_html"))
         return shown
 
 
@@ -63,10 +68,6 @@ def _beside(
     found = [{name: (a, b) for name, a, b in parts(pair)} for pair in pairs]
     first = {name: a for one in found for name, (a, _) in one.items()}
     return [[*name, a, *[one[name][1] if name in one else a for one in found]] for name, a in first.items()]
-
-
-def _fact(value: Any) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else "none" if value is None else str(value)
 
 
 def _counts(edition: Edition) -> Counter[str]:

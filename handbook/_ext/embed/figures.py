@@ -13,8 +13,8 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 # The palette of ddplab.labs.plotting, as custom properties of the style sheet; elsewhere the colours stay as they are.
-_RANKS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a7b00", "#6b6b6b"]
-_ADAPTIVE = {color: f"var(--rank-{rank}, {color})" for rank, color in enumerate(_RANKS)} | {
+RANK_COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a7b00", "#6b6b6b"]
+_PAGE_COLORS = {color: f"var(--rank-{rank}, {color})" for rank, color in enumerate(RANK_COLORS)} | {
     "#1f2328": "currentColor",
     "#8c959f": "var(--figure-muted, #8c959f)",
     "#e4e7eb": "var(--figure-faint, #e4e7eb)",
@@ -66,10 +66,13 @@ def inline_svg(path: Path, alt: str, *, prefix: str, adaptive: bool) -> str:
     svg = re.sub(r"url\(#", f"url(#{prefix}", svg)
     svg = re.sub(r'href="#', f'href="#{prefix}', svg)
     svg = _SIZE.sub(rf'\1 class="figure" role="img" aria-label="{escape(alt)}" style="width: \2pt"', svg, count=1)
-    if adaptive:
-        svg = _FONT.sub("font-family: var(--figure-font, sans-serif)", svg)
-        svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: _ADAPTIVE.get(m[0], m[0]), svg)
-    return svg
+    return follow_page(svg) if adaptive else svg
+
+
+def follow_page(svg: str) -> str:
+    """The SVG with the colours and the font of the page in place of its own."""
+    svg = _FONT.sub("font-family: var(--figure-font, sans-serif)", svg)
+    return re.sub(r"#[0-9a-f]{6}\b", lambda color: _PAGE_COLORS.get(color[0], color[0]), svg)
 
 
 @cache

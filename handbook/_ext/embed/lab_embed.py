@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from ..evidence import labs
 from ..evidence.lab_pieces import EmbedError, between, function_source, some_lines, stamp_text
-from ..problems import Stop, complain, which
+from ..markup import captioned, cross_reference
+from ..problems import BuildError, suggestion, warn_at
 from .lab_page import figure_uri, not_shown
 
 
@@ -31,10 +31,9 @@ class Embed(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Make the nodes; a piece that cannot be shown is reported and left out."""
         try:
-            lab = self.lab()
-            return self.show(lab)
-        except (EmbedError, Stop) as error:
-            complain(self.env, f"{self.name} {self.arguments[0]!r}: {error}", self.lineno)
+            return self.show(self.lab())
+        except (ValueError, BuildError) as error:
+            warn_at(self.env, f"{self.name} {self.arguments[0]!r}: {error}", self.lineno)
             return []
 
     @abstractmethod
@@ -45,15 +44,15 @@ class Embed(SphinxDirective):
         """The lab that is named."""
         name, known = self.arguments[0], labs.all_labs()
         if name not in known:
-            raise EmbedError(f"there is no such lab{which(name, known)}")
+            raise EmbedError(f"there is no such lab{suggestion(name, known)}")
         return known[name]
 
     def number(self, what: str, available: int) -> int:
         """The number behind the lab's id, counted from 1."""
         given = self.arguments[1] if len(self.arguments) > 1 else ""
         if not given.isdigit() or not 1 <= int(given) <= available:
-            there_are = f"it has {available or 'no'} {what}{'' if available == 1 else 's'}"
-            raise EmbedError(f"{what} {given or '(no number)'} is not there; {there_are}, counted from 1")
+            wrong = f"there is no {what} {given!r}" if given else f"say which {what} to show"
+            raise EmbedError(f"{wrong}; the lab has {available or 'none'}" + ", counted from 1" * bool(available))
         return int(given)
 
     def missing(self, lab: labs.Lab, available: int) -> list[nodes.Node]:
@@ -73,8 +72,7 @@ class Embed(SphinxDirective):
         """Small print below the piece."""
         shown: nodes.Node = nodes.inline("", text)
         if lab.docname in self.env.found_docs:
-            where = {"refdomain": "std", "reftype": "doc", "reftarget": f"/{lab.docname}", "refdoc": self.env.docname}
-            shown = addnodes.pending_xref("", shown, refexplicit=True, refwarn=True, **where)
+            shown = cross_reference(self.env.docname, "std:doc", f"/{lab.docname}", shown)
         return nodes.paragraph("", "", shown, classes=["stamp"])
 
 
@@ -98,23 +96,9 @@ class LabFigure(Embed):
         if missing := self.missing(lab, len(images)):
             return missing
         uri = figure_uri(evidence, images[self.number("figure", len(images)) - 1])
-        figure = nodes.figure("", nodes.image(uri=uri, alt=alt), classes=["lab-figure", *self.options.get("class", [])])
-        self.set_source_info(figure)
-        self.set_source_info(figure[0])
-        said = nodes.Element()
-        self.state.nested_parse(self.content, self.content_offset, said)
-        legend = nodes.legend()
-        for place, child in enumerate(said.children):
-            if place == 0:
-                if not isinstance(child, nodes.paragraph):
-                    raise EmbedError("the caption must be a paragraph")
-                figure += nodes.caption(child.rawsource, "", *child.children)
-            else:
-                legend += child
-        legend += stamp
-        figure += legend
-        self.add_name(figure)
-        return [figure]
+        image = nodes.image(uri=uri, alt=alt)
+        self.set_source_info(image)
+        return [captioned(self, image, ["lab-figure", *self.options.get("class", [])], below=[stamp])]
 
 
 class LabOutput(Embed):
@@ -154,7 +138,7 @@ class LabCode(Embed):
         source = lab.script.read_text(encoding="utf-8")
         name, after, before = (self.options.get(option) for option in ("function", "start-after", "end-before"))
         if bool(name) == bool(after or before):
-            raise EmbedError("say either :function: or :start-after: and :end-before:")
+            raise EmbedError("give either :function: or :start-after: and :end-before:")
         script = lab.script.name
         code = between(script, source, after, before)
         if name:

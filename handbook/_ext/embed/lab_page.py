@@ -1,12 +1,15 @@
-"""The page of a lab: what each block of its code printed and drew when it was recorded, and what it ran on."""
+"""The pages that sphinx-gallery makes of labs, completed from what was recorded: lab pages, and lists of labs."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 from ddplab.recording.keys import block_key
@@ -14,7 +17,9 @@ from ddplab.recording.keys import block_key
 from ..evidence import labs
 from ..evidence.lab_pieces import stamp_text
 from ..evidence.labs import Lab, all_labs, lab_evidence
-from ..problems import Stop
+from ..markup import cross_reference
+from ..problems import BuildError, expect
+from .drawing_code import fold
 
 _GENERATED = "GENERATED FROM PYTHON SOURCE LINES"  # a comment of sphinx-gallery above each block
 
@@ -33,13 +38,16 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
     stamp = nodes.paragraph("", stamp_text(evidence), classes=["stamp"])
     title.parent.insert(title.parent.index(title) + 1, stamp)
     code = [block for block in doctree.findall(nodes.literal_block) if _is_code(block)]
+    expect(code or not evidence["blocks"], "sphinx-gallery", f"no comment {_GENERATED!r} stands above blocks of code")
     failed = min(len(evidence["blocks"]), len(code)) - 1 if evidence.get("failed") else None
     for number, (block, recorded) in enumerate(zip(code, _matching(code, evidence["blocks"]), strict=True)):
         outputs = list(_outputs(lab, evidence, recorded))
         if number == failed:
-            said = evidence["failed"]
-            outputs.append(nodes.literal_block(said, said, language="pytb", classes=["lab-failed"]))
-        block.parent[block.parent.index(block) + 1 : block.parent.index(block) + 1] = outputs
+            message = evidence["failed"]
+            outputs.append(nodes.literal_block(message, message, language="pytb", classes=["lab-failed"]))
+        shown = fold(block, str(lab.script.relative_to(labs.ROOT)))
+        below = shown.parent.index(shown) + 1
+        shown.parent[below:below] = outputs
     if reason := not_shown(evidence):
         stamp.parent.insert(stamp.parent.index(stamp) + 1, nodes.note("", nodes.paragraph("", reason)))
 
@@ -84,11 +92,40 @@ def figure_uri(evidence: dict[str, Any], name: str) -> str:
     """Where Sphinx finds a figure of a lab, from the folder of the book."""
     path = labs.ROOT / evidence["folder"] / name
     if not path.exists():
-        raise Stop(f"{path} is missing; restore it with git, or record the edition again with `make edition NAME=…`")
+        raise BuildError(f"{path} is missing; restore it with git, or record it again: make edition NAME=…")
     return "/" + os.path.relpath(path, labs.ROOT / "handbook").replace(os.sep, "/")
+
+
+def list_labs(app: Sphinx, doctree: nodes.document) -> None:
+    """Make a chapter's index of labs a list of their titles and questions, in place of sphinx-gallery's thumbnails."""
+    chapter = [lab for lab in all_labs().values() if lab.docname.rpartition("/")[0] + "/index" == app.env.docname]
+    if not chapter:
+        return
+    (section,) = doctree.findall(nodes.section)
+    trees = list(section.findall(addnodes.toctree))
+    intro = [node for node in section.children if isinstance(node, nodes.title | nodes.paragraph)][:2]
+    listing = nodes.definition_list(classes=["labs"])
+    for lab in chapter:
+        title, question = _title_and_question(lab)
+        link = cross_reference(app.env.docname, "std:doc", f"/{lab.docname}", title)
+        definition = nodes.definition("", nodes.paragraph("", question))
+        listing += nodes.definition_list_item("", nodes.term("", "", link), definition)
+    section[:] = [*intro, listing, *(nodes.compound("", tree, classes=["toctree-wrapper"]) for tree in trees)]
+
+
+def _title_and_question(lab: Lab) -> tuple[str, str]:
+    """The title of a lab, and the first sentence of its introduction: the question that it answers."""
+    text = ast.get_docstring(ast.parse(lab.script.read_text(encoding="utf-8"))) or ""
+    title, _, rest = text.strip().partition("\n")
+    paragraph = " ".join(rest.lstrip("=- \n").split("\n\n")[0].split())
+    sentence = re.match(r".*?[.?](?= |$)", paragraph)
+    plain = re.sub(r":\w+:`([^`<]*?)(?: <[^`]*>)?`|``([^`]*)``", r"\1\2", sentence[0] if sentence else paragraph)
+    return title, plain
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work on the page before Sphinx collects its images and titles."""
+    app.setup_extension("_ext.embed.drawing_code")
     app.connect("doctree-read", complete, priority=400)
+    app.connect("doctree-read", list_labs)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

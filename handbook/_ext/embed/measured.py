@@ -17,7 +17,8 @@ from sphinx.writers.html5 import HTML5Translator
 
 from ..evidence import labs
 from ..evidence.lab_pieces import stamp_text
-from ..problems import Stop, complain, which
+from ..markup import close
+from ..problems import BuildError, suggestion, warn_at
 
 _TARGET = re.compile(r"(?P<lab>[a-z0-9-]+)\.(?P<name>\w+)(:(?P<format>.+))?")
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -39,7 +40,7 @@ class MeasuredRole(SphinxRole):
         try:
             return [self._value()], []
         except ValueError as error:
-            complain(self.env, f"measured {self.text!r}: {error}", self.get_source_info()[1])
+            warn_at(self.env, f"measured {self.text!r}: {error}", self.get_source_info()[1])
             return [nodes.literal("", self.text)], []
 
     def _value(self) -> measured:
@@ -48,11 +49,11 @@ class MeasuredRole(SphinxRole):
             raise ValueError("write lab-id.name, or lab-id.name:.2f with a format")
         lab = labs.all_labs().get(target["lab"])
         if lab is None:
-            raise ValueError(f"there is no lab {target['lab']!r}{which(target['lab'], labs.all_labs())}")
+            raise ValueError(f"there is no lab {target['lab']!r}{suggestion(target['lab'], labs.all_labs())}")
         self.env.note_dependency(str(lab.shown_file(self.config)))
         try:
             evidence = labs.lab_evidence(lab, self.config)
-        except Stop as error:
+        except BuildError as error:
             raise ValueError(str(error)) from error
         kept = evidence["values"].get(target["name"])
         source = f"lab {lab.id}: {stamp_text(evidence)}"
@@ -60,7 +61,7 @@ class MeasuredRole(SphinxRole):
             return measured("", "not measured here", source=source)
         if kept is None:
             raise ValueError(
-                f"{lab.id} recorded no {target['name']!r}, but {', '.join(evidence['values']) or 'nothing'}"
+                f"the lab {lab.id} did not record {target['name']!r}{suggestion(target['name'], evidence['values'])}"
             )
         text = value_text(kept["value"], kept["unit"], target["format"])
         number = measured("", text, source=source)
@@ -95,16 +96,12 @@ def value_text(value: float | str, unit: str, spec: str | None = None) -> str:
 def visit_measured(self: HTML5Translator, node: nodes.Element) -> None:
     """Say on hover where the value comes from."""
     self.body.append(f'<span class="measured" title="{escape(node["source"], quote=True)}">')
-
-
-def depart_measured(self: HTML5Translator, node: nodes.Element) -> None:
-    """Close it."""
-    self.body.append("</span>")
+    self.context.append("</span>")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the role and its node."""
     app.setup_extension("_ext.evidence.labs")
     app.add_role("measured", MeasuredRole())
-    app.add_node(measured, html=(visit_measured, depart_measured))
+    app.add_node(measured, html=(visit_measured, close))
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

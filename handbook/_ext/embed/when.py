@@ -10,22 +10,21 @@ from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
-from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from ..evidence import labs
-from ..problems import Stop, complain, which
+from ..problems import BuildError, suggestion, warn_at
 
 
 def manifest(env: BuildEnvironment) -> dict[str, Any]:
     """What the edition that this build shows ran on; the page is read again when it changes.
 
     Raises:
-        Stop: it is missing or damaged.
+        BuildError: it is missing or damaged.
     """
-    path = labs.edition(labs.edition_of(env.config)).folder / "manifest.json"
+    path = labs.manifest_file(env.config)
     env.note_dependency(str(path))
     return labs.read_json(path, "edition", "machine", "torch", "nccl", "gpus", "backends")
 
@@ -44,7 +43,7 @@ def holds(condition: str, env: BuildEnvironment) -> bool:
     known = _conditions(manifest(env))
     name = condition.removeprefix("not ").strip()
     if name not in known:
-        raise ValueError(f"there is no condition {name!r}{which(name, known)}")
+        raise ValueError(f"there is no condition {name!r}{suggestion(name, known)}")
     return known[name] is not condition.startswith("not ")
 
 
@@ -59,15 +58,12 @@ class WhenDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Parse what stands in this edition, and leave out the rest."""
         try:
-            content = self.content
-            if not holds(self.arguments[0], self.env):
-                content = StringList([self.options.get("else", "")], self.get_source_info()[0])
-        except (ValueError, Stop) as error:
-            complain(self.env, f"when {self.arguments[0]!r}: {error}", self.get_source_info()[1])
+            if holds(self.arguments[0], self.env):
+                return self.parse_content_to_nodes()
+            return self.parse_text_to_nodes(self.options.get("else", ""))
+        except (ValueError, BuildError) as error:
+            warn_at(self.env, f"when {self.arguments[0]!r}: {error}", self.get_source_info()[1])
             return []
-        shown = nodes.Element()
-        self.state.nested_parse(content, self.content_offset, shown)
-        return list(shown.children)
 
 
 class WhenRole(SphinxRole):
@@ -78,11 +74,11 @@ class WhenRole(SphinxRole):
         condition, colon, text = self.text.partition(":")
         try:
             if not colon:
-                raise ValueError("write condition: text")
+                raise ValueError("write {when}`condition: text`")
             if not holds(condition, self.env):
                 return self._nothing()
-        except (ValueError, Stop) as error:
-            complain(self.env, f"when {self.text!r}: {error}", self.get_source_info()[1])
+        except (ValueError, BuildError) as error:
+            warn_at(self.env, f"when {self.text!r}: {error}", self.get_source_info()[1])
             return [], []
         memo: Any = self.inliner  # has what a memo of docutils has
         return self.inliner.parse(text.strip(), self.lineno, memo, self.inliner.parent)
@@ -103,10 +99,10 @@ class EditionRole(SphinxRole):
         try:
             facts = _facts(manifest(self.env))
             if self.text not in facts:
-                raise ValueError(f"there is no such fact{which(self.text, facts)}")
+                raise ValueError(f"there is no such fact about an edition{suggestion(self.text, facts)}")
             return [nodes.inline("", facts[self.text], classes=["edition-fact"])], []
-        except (ValueError, Stop) as error:
-            complain(self.env, f"edition {self.text!r}: {error}", self.get_source_info()[1])
+        except (ValueError, BuildError) as error:
+            warn_at(self.env, f"edition {self.text!r}: {error}", self.get_source_info()[1])
             return [nodes.literal("", self.text)], []
 
 

@@ -6,11 +6,11 @@ sphinx-gallery makes a page of each script as it stands now; `lab_page` puts the
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 from typing import Any
 
+from filelock import BaseFileLock, FileLock, Timeout
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx_gallery.utils import get_md5sum
@@ -19,9 +19,9 @@ from ddplab.recording.edition import DamagedError
 from ddplab.recording.keys import lab_key, load_cache, save_cache
 from ddplab.runtime.evidence import write_json
 
-from ..problems import Stop
+from ..problems import BuildError, suggestion
 from . import labs
-from .labs import Lab, all_labs, edition, edition_of
+from .labs import Lab, all_labs, edition, edition_of, lab_evidence
 
 logger = logging.getLogger(__name__)
 
@@ -36,48 +36,46 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-_turns: list[int] = []  # the folder that this process has locked
+_locks: list[BaseFileLock] = []  # held until this process ends
 
 
-def take_turns(app: Sphinx) -> None:
-    """Wait while another process builds this checkout, as `make -j` does: both would generate the same files."""
-    while _turns:  # of an earlier build of this process
-        os.close(_turns.pop())
-    _turns.append(os.open(labs.ROOT / "handbook", os.O_RDONLY))  # stays open, and so locked, until this process ends
+def wait_for_other_builds(app: Sphinx) -> None:
+    """Let one process at a time build this checkout: `make -j` would generate the same files twice."""
+    lock = FileLock(labs.ROOT / "_build" / "building.lock", is_singleton=True)
+    if lock.is_locked:  # by an earlier build of this process
+        return
     try:
-        fcntl.flock(_turns[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock.acquire(blocking=False)
+    except Timeout:
         logger.info("another build of this checkout is running; waiting until it is done")
-        fcntl.flock(_turns[0], fcntl.LOCK_EX)
+        lock.acquire()
+    _locks.append(lock)
 
 
-def choose(app: Sphinx) -> None:
+def select_evidence(app: Sphinx) -> None:
     """Put the evidence that this build shows beside each lab's page, where it changes only when the page must."""
     config = app.config
     if config.labs_edition and config.labs_edition not in (*recorded_editions(), "here"):
-        known = ", ".join(recorded_editions()) or "none"
         name = config.labs_edition
-        raise Stop(f"unknown edition {name!r}; there is {known}, or record it: make edition NAME={name}")
+        known = suggestion(name, recorded_editions())
+        raise BuildError(f"there is no edition {name!r} (make edition NAME={name} would record it){known}")
     load_cache(labs.ROOT / "_build" / "keys.json")
-    app.stale_labs = []  # type: ignore[attr-defined]
     try:
         for lab in all_labs().values():
             shown = _evidence(lab, edition_of(config), config.labs_default_edition)
-            if shown["stale"] or not shown["edition"]:
-                app.stale_labs.append(lab.id)  # type: ignore[attr-defined]
             if shown.get("failed") and shown["edition"] == config.labs_default_edition and not shown["stale"]:
-                raise Stop(f"the lab {lab.id} failed in the default edition:\n{shown['failed']}")
-            if read_shown(lab.shown_file(config)) != shown:
+                raise BuildError(f"the lab {lab.id} failed in the default edition:\n{shown['failed']}")
+            if _read_shown(lab.shown_file(config)) != shown:
                 write_json(lab.shown_file(config), shown)
     except (DamagedError, ValueError) as error:
-        raise Stop(str(error)) from None
+        raise BuildError(str(error)) from None
 
 
-def read_shown(path: Path) -> dict[str, Any] | None:
+def _read_shown(path: Path) -> dict[str, Any] | None:
     """What an earlier build has shown; None if that file is missing or damaged: it is written again."""
     try:
         return labs.read_json(path)
-    except Stop:
+    except BuildError:
         return None
 
 
@@ -98,7 +96,7 @@ def recorded_editions() -> list[str]:
 
 
 def mark_generated(app: Sphinx) -> None:
-    """Tell sphinx-gallery which of its pages are up to date: it only keeps book of scripts that it ran itself."""
+    """Tell sphinx-gallery which of its pages are up to date: it only remembers scripts that it ran itself."""
     for lab in all_labs().values():
         if (lab.generated / lab.script.name).exists():
             md5 = lab.generated / f"{lab.script.name}.md5"
@@ -109,8 +107,10 @@ def mark_generated(app: Sphinx) -> None:
 def finish(app: Sphinx, error: Exception | None) -> None:
     """Name the labs whose outputs are of older code, and the command that runs them."""
     save_cache(labs.ROOT / "_build" / "keys.json")
-    stale = getattr(app, "stale_labs", [])
-    if stale and error is None:
+    if error is not None:
+        return
+    shown = {lab.id: lab_evidence(lab, app.config) for lab in all_labs().values()}
+    if stale := [name for name, evidence in shown.items() if evidence["stale"] or not evidence["edition"]]:
         logger.info(
             "%d labs show what older code printed, or nothing. To run them: make live LABS='%s'",
             len(stale),
@@ -121,8 +121,8 @@ def finish(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the hooks."""
     app.setup_extension("_ext.evidence.labs")
-    app.connect("builder-inited", take_turns, priority=80)
-    app.connect("builder-inited", choose, priority=100)
+    app.connect("builder-inited", wait_for_other_builds, priority=80)
+    app.connect("builder-inited", select_evidence, priority=100)
     app.connect("builder-inited", mark_generated, priority=900)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,6 +10,8 @@ from sphinx.util import parselinenos
 
 from ddplab.recording.keys import statement_source
 
+from ..problems import suggestion
+
 
 class EmbedError(ValueError):
     """A piece cannot be shown; the message says why and what there is instead."""
@@ -56,7 +58,7 @@ def function_source(script: str, name: str, source: str) -> str:
         raise EmbedError(f"{script}:{error.lineno}: {error.msg}") from error
     defined = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     if name not in defined:
-        raise EmbedError(f"{script} defines no {name!r}, but {', '.join(defined) or 'nothing'}")
+        raise EmbedError(f"{script} does not define {name!r}{suggestion(name, defined)}")
     return statement_source(defined[name], source)
 
 
@@ -92,7 +94,7 @@ def some_lines(asked: str, text: str) -> str:
     try:
         numbers = parselinenos(asked, len(lines))
     except ValueError as error:
-        raise EmbedError(f":lines: {asked} is no list of lines; write it like 1-3,7") from error
+        raise EmbedError(f":lines: {asked} is not a list of lines; write it like 1-3,7") from error
     if not numbers or max(numbers) >= len(lines):
-        raise EmbedError(f":lines: {asked} is outside of the block, which has {len(lines)} lines")
+        raise EmbedError(f":lines: {asked} is outside the block; its last line is {len(lines)}")
     return "\n".join(lines[number] for number in numbers)

@@ -1,17 +1,13 @@
-"""Labs: the gallery scripts of the book, the evidence that this build shows of each, and their index pages."""
+"""Labs: the gallery scripts of the book, and the evidence that this build shows of each."""
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
-from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
@@ -19,7 +15,7 @@ from ddplab.recording.edition import DamagedError, Edition
 from ddplab.recording.edition import read_json as read_whole
 from ddplab.recording.script import lab_id
 
-from ..problems import Stop
+from ..problems import BuildError
 
 ROOT = Path(__file__).parents[3]
 EDITIONS = ROOT / "gallery" / "editions"
@@ -60,7 +56,7 @@ def _labs_in(gallery: Path, _folders: tuple[tuple[str, int], ...]) -> dict[str, 
     for script in sorted(gallery.glob("*/plot_*.py")):
         lab = Lab(script, gallery.parent / "handbook" / "labs" / script.parent.name)
         if lab.id in found:
-            raise Stop(f"{script}: the lab id {lab.id!r} is taken by {found[lab.id].script}; rename one")
+            raise BuildError(f"{script}: the lab id {lab.id!r} is taken by {found[lab.id].script}; rename one")
         found[lab.id] = lab
     return found
 
@@ -87,46 +83,21 @@ def edition(name: str) -> Edition:
     return Edition(ROOT / "_build" / "editions" / name if name == "here" else EDITIONS / name)
 
 
+def manifest_file(config: Config) -> Path:
+    """What the edition that a build renders says of its machine."""
+    return edition(edition_of(config)).folder / "manifest.json"
+
+
 def read_json(path: Path, *needed: str) -> dict[str, Any]:
     """A JSON object from a file that this project wrote, which has the ``needed`` entries.
 
     Raises:
-        Stop: it is missing or damaged; the message says what to do.
+        BuildError: it is missing or damaged; the message says what to do.
     """
     try:
         return read_whole(path, *needed)
     except DamagedError as error:
-        raise Stop(str(error)) from None
-
-
-def list_labs(app: Sphinx, doctree: nodes.document) -> None:
-    """Make a chapter's index of labs a list of their titles and questions, in place of sphinx-gallery's thumbnails."""
-    chapter = [lab for lab in all_labs().values() if lab.docname.rpartition("/")[0] + "/index" == app.env.docname]
-    if not chapter:
-        return
-    (section,) = doctree.findall(nodes.section)
-    trees = list(section.findall(addnodes.toctree))
-    intro = [node for node in section.children if isinstance(node, nodes.title | nodes.paragraph)][:2]
-    listing = nodes.definition_list(classes=["labs"])
-    for lab in chapter:
-        title, question = _title_and_question(lab)
-        link = addnodes.pending_xref(
-            "", nodes.inline("", title), refdomain="std", reftype="doc", reftarget=f"/{lab.docname}", refexplicit=True
-        )
-        link["refdoc"], link["refwarn"] = app.env.docname, True
-        definition = nodes.definition("", nodes.paragraph("", question))
-        listing += nodes.definition_list_item("", nodes.term("", "", link), definition)
-    section[:] = [*intro, listing, *(nodes.compound("", tree, classes=["toctree-wrapper"]) for tree in trees)]
-
-
-def _title_and_question(lab: Lab) -> tuple[str, str]:
-    """The title of a lab, and the first sentence of its introduction: the question that it answers."""
-    text = ast.get_docstring(ast.parse(lab.script.read_text(encoding="utf-8"))) or ""
-    title, _, rest = text.strip().partition("\n")
-    paragraph = " ".join(rest.lstrip("=- \n").split("\n\n")[0].split())
-    sentence = re.match(r".*?[.?](?= |$)", paragraph)
-    plain = re.sub(r":\w+:`([^`<]*?)(?: <[^`]*>)?`|``([^`]*)``", r"\1\2", sentence[0] if sentence else paragraph)
-    return title, plain
+        raise BuildError(str(error)) from None
 
 
 def _digest() -> str:
@@ -135,10 +106,9 @@ def _digest() -> str:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the configuration values that the Makefile sets, and what labs' index pages get."""
+    """Register the configuration values that the Makefile sets."""
     app.add_config_value("labs_default_edition", "", "env", str)
     app.add_config_value("labs_edition", "", "env", str)
     # A configuration value, because Sphinx builds all pages again when one changes; these files decide how they look.
     app.add_config_value("extensions_digest", _digest(), "env", str)
-    app.connect("doctree-read", list_labs)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,7 +14,7 @@ from ddplab.recording.edition import DamagedError, Edition
 from ddplab.recording.keys import claim_key, function_with_helpers
 from ddplab.recording.proved import tests_in
 
-from ..problems import Stop
+from ..problems import BuildError
 from . import labs
 from .lab_pieces import stamp_text
 
@@ -43,7 +43,7 @@ class Result:
     stale: bool  # the test changed since
     where: str  # hardware, ranks, versions and date; empty if it was not run
     why: str  # of a skip: what is missing
-    failed: str = ""  # of a failure: what the test said
+    failed: str = ""  # of a failure: what the test printed
 
 
 def test_files() -> list[Path]:
@@ -55,7 +55,7 @@ def read_proofs() -> list[Proof]:
     """Every ``@proves("id")`` of the tests, in order.
 
     Raises:
-        SyntaxError: a file is no Python.
+        SyntaxError: a file is not valid Python.
     """
     return [proof for path in test_files() for proof in _proofs_of(path)]
 
@@ -82,12 +82,12 @@ def read_results(edition: Edition | None) -> dict[str, Any]:
     """The results that an edition has, by claim; empty if there is none yet.
 
     Raises:
-        Stop: a file of it is damaged.
+        BuildError: a file of it is damaged.
     """
     try:
         return edition.results() if edition else {}
     except DamagedError as error:
-        raise Stop(str(error)) from None
+        raise BuildError(str(error)) from None
 
 
 def result_of(proof: Proof | None, kept: dict[str, Any]) -> Result:

@@ -19,8 +19,8 @@ from ddplab.diagnose.browser import page_data
 from ddplab.diagnose.entry import FOLDER, EntryError, entries
 from ddplab.diagnose.tables import TABLES
 
-from ..cards.card_page import folds
-from ..problems import Stop
+from ..markup import close, has_folds
+from ..problems import BuildError
 
 SCRIPTS = ("diagnose_engine.js", "diagnose.js")  # in the order in which a page loads them
 
@@ -39,7 +39,7 @@ class Diagnose(SphinxDirective):
         try:
             data = page_data(entries())
         except EntryError as error:
-            raise Stop(f"diagnose: {error}") from error
+            raise BuildError(f"diagnose: {error}") from error
         for path in (*FOLDER.glob("*.toml"), TABLES):
             self.env.note_dependency(str(path))
         self.env.metadata[self.env.docname]["diagnose"] = _names()
@@ -60,7 +60,7 @@ def with_other_entries(app: Sphinx, env: BuildEnvironment, *_: Any) -> list[str]
 
 def visit(self: HTML5Translator, node: nodes.Element) -> None:
     """The element in a browser, a plain block elsewhere."""
-    if folds(self.builder):
+    if has_folds(self.builder):
         errors = self.builder.get_relative_uri(self.builder.current_docname, _errors_page(self.builder.env))
         self.body.append(f'<ddp-diagnose errors="{errors}">\n')
         self.body.append(f'<script type="application/json">{node["data"]}</script>\n<div class="diagnose-instead">\n')
@@ -70,14 +70,9 @@ def visit(self: HTML5Translator, node: nodes.Element) -> None:
         self.context.append("</div>\n")
 
 
-def depart(self: HTML5Translator, node: nodes.Element) -> None:
-    """Close what the visit opened."""
-    self.body.append(self.context.pop())
-
-
 def add_script(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
     """Only the page that needs them loads the scripts and their style sheet."""
-    if folds(app.builder) and doctree and next(iter(doctree.findall(diagnose_log)), None):
+    if has_folds(app.builder) and doctree and next(iter(doctree.findall(diagnose_log)), None):
         for script in SCRIPTS:
             app.add_js_file(script, loading_method="defer")
         app.add_css_file("diagnose.css")
@@ -91,7 +86,7 @@ def _errors_page(env: BuildEnvironment) -> str:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive and its node."""
-    app.add_node(diagnose_log, html=(visit, depart))
+    app.add_node(diagnose_log, html=(visit, close))
     app.add_directive("diagnose", Diagnose)
     app.connect("html-page-context", add_script)
     app.connect("env-get-outdated", with_other_entries)

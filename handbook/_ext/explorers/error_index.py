@@ -10,14 +10,14 @@ from typing import Any
 
 from docutils import nodes
 from docutils.statemachine import StringList
-from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from ddplab.diagnose.entry import FOLDER, Entry, EntryError, entries
 
 from ..evidence import labs
-from ..problems import Stop, complain
+from ..markup import cross_reference
+from ..problems import BuildError, warn_at
 
 AREAS = {
     "ddp": "DDP",
@@ -49,7 +49,7 @@ class ErrorIndex(SphinxDirective):
         try:
             found = entries()
         except EntryError as error:
-            raise Stop(f"error index: {error}") from error
+            raise BuildError(f"error index: {error}") from error
         for name in found:
             self.env.note_dependency(str(FOLDER / f"{name}.toml"))
         ordered = sorted(found.items(), key=lambda item: item[1].title.lower())
@@ -103,7 +103,11 @@ class ErrorIndex(SphinxDirective):
             return [nodes.Text(f"Not in a lab: {entry.not_run}.")]
         lab = labs.all_labs().get(entry.lab)
         if lab is None:
-            complain(self.env, f"error {name!r}: there is no lab {entry.lab!r}", self.lineno)
+            warn_at(
+                self.env,
+                f"error {name!r}: there is no lab {entry.lab!r}",
+                self.lineno,
+            )
             return []
         return [nodes.Text("Reproduced in the lab "), self._reference("doc", f"/{lab.docname}"), nodes.Text(".")]
 
@@ -116,8 +120,7 @@ class ErrorIndex(SphinxDirective):
             yield target
 
     def _reference(self, kind: str, target: str) -> nodes.Node:
-        where = {"refdoc": self.env.docname, "refdomain": "std", "reftype": kind, "reftarget": target}
-        node = addnodes.pending_xref("", nodes.inline("", target), refexplicit=False, refwarn=True, **where)
+        node = cross_reference(self.env.docname, f"std:{kind}", target, target, explicit=False)
         self.set_source_info(node)
         return node
 

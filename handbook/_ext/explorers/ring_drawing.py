@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ..embed.figures import _RANKS as RANKS
+from ..embed.figures import RANK_COLORS
 from .svg_pieces import FAINT, INK, WIDTH, arrow, box, svg, text
 
 _T = TypeVar("_T")
@@ -89,7 +89,7 @@ def ring_figure(p: int) -> str:
                 parts.append(text(str(state.held[rank][chunk]), middle, y + 14, "middle", bold=new))
                 stripe = (cell - 10) / p
                 for source in sorted(state.shares[rank][chunk]):
-                    parts.append(box(place + 3 + source * stripe, y + 18, stripe, 6, RANKS[source], "none"))
+                    parts.append(box(place + 3 + source * stripe, y + 18, stripe, 6, RANK_COLORS[source], "none"))
         for rank, to, chunk in state.moves:
             x = left + (chunk + 0.5) * cell
             parts.append(arrow(x, top + rank * pitch + high + 2))
@@ -97,8 +97,8 @@ def ring_figure(p: int) -> str:
                 parts.append(arrow(x, top - pitch + high + 2))
     rows = math.ceil((len(states) + 1) / per_row)
     left, top = len(states) % per_row * width + 18, (rows - 1) * panel + 54
-    for row, said in enumerate(
+    for row, words in enumerate(
         ("stripe r: rank r’s share", "is in the number;", "frame: a finished sum;", "arrow: sent in this step")
     ):
-        parts.append(text(said, left, top + 20 * row))
+        parts.append(text(words, left, top + 20 * row))
     return svg(rows * panel + 6, ring_words(p), parts)

@@ -30,13 +30,13 @@ def step_figure(example: Example) -> str:
     def x(seconds: float) -> float:
         return left + seconds / longest * (right - left)
 
-    told = (
+    about = (
         f"{settings.ranks} ranks, {settings.algorithm}, {settings.gbit_per_s:g} Gbit/s, "
         f"{settings.latency_us:g} µs a hop; {settings.gradients_mib:g} MiB of gradients in {settings.layers} layers, "
         f"buckets of {settings.bucket_mib:g} MiB"
     )
     waits = f"{_ms(step.step_s)} a step, {_ms(step.exposed_s)} of it waiting for the link"
-    parts = [text(waits, 0, 16, size=16, bold=True), text(told, 0, 34)]
+    parts = [text(waits, 0, 16, size=16, bold=True), text(about, 0, 34)]
     parts += [box(x(0), 50, x(step.forward_s) - x(0), 26, FAINT, SOFT)]
     parts += [box(x(step.forward_s), 50, x(end) - x(step.forward_s), 26, SOFT, SOFT, 0.5)]
     parts += [text("forward", (x(0) + x(step.forward_s)) / 2, 67, "middle")]

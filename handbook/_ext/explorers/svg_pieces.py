@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from html import escape
 
-from ..embed.figures import _ADAPTIVE as ADAPTIVE
-
 WIDTH = 720  # units of a drawing; the text column, 7.2 in
 INK, SOFT, FAINT, MARK = "#1f2328", "#8c959f", "#e4e7eb", "#7a3b8f"  # as in ddplab.labs.plotting
-
-
-def recolored(svg: str, *, adaptive: bool) -> str:
-    """The drawing with the page's colours and font where there is a page to follow, else with its own."""
-    if not adaptive:
-        return svg
-    svg = svg.replace("font-family: sans-serif", "font-family: var(--figure-font, sans-serif)")
-    return re.sub(r"#[0-9a-f]{6}\b", lambda color: ADAPTIVE.get(color[0], color[0]), svg)
 
 
 def svg(height: float, alt: str, parts: Sequence[str]) -> str:
@@ -28,10 +17,10 @@ def svg(height: float, alt: str, parts: Sequence[str]) -> str:
     return f"{head}>{inside}</svg>"
 
 
-def text(said: str, x: float, y: float, anchor: str = "start", *, size: float = 0, bold: bool = False) -> str:
+def text(words: str, x: float, y: float, anchor: str = "start", *, size: float = 0, bold: bool = False) -> str:
     """A line of text; ``y`` is its base line, ``anchor`` start, middle or end."""
     look = (f' font-size="{size:g}"' if size else "") + (' font-weight="bold"' if bold else "")
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{look}>{escape(said)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{look}>{escape(words)}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, fill: str, edge: str, opacity: float = 1) -> str:

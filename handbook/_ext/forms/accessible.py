@@ -12,7 +12,7 @@ _PRE = re.compile(r"<pre\b([^>]*)>(.*?)</pre>", re.DOTALL)
 _WIDE = 60  # characters; longer lines scroll, at the latest on a phone, so the keyboard must reach them
 
 
-def mend_page(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: object) -> None:
+def fix_page(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: object) -> None:
     """Make wide listings focusable, give the captions of the navigation their level, and citations no wrong role."""
     body = context.get("body", "").replace('<div role="list" class="citation-list">', '<div class="citation-list">')
     context["body"] = _PRE.sub(_focusable, body)
@@ -31,5 +31,5 @@ def _focusable(match: re.Match[str]) -> str:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work on each page after the theme has."""
-    app.connect("html-page-context", mend_page, priority=900)
+    app.connect("html-page-context", fix_page, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,22 +1,17 @@
-"""One PDF from many pages: cover, table of contents, and the pages, linked among themselves."""
+"""One PDF from many pages: they are joined, linked among themselves, and listed for the table of contents."""
 
 from __future__ import annotations
 
-import datetime
-import html
-import os
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Set
+from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from sphinx.util import logging
 
-from ..evidence.labs import read_json
-from .print_page import heading_content, shift_headings
-from .print_tree import anchor, classes, to_html, walk
+from .book_front import Entry
+from .print_tree import anchor, classes, parents, replace, to_html, walk
 
 logger = logging.getLogger(__name__)
 
@@ -29,16 +24,6 @@ class Page:
     depth: int  # 1: a chapter; 2: a page below it, or a lab
     body: ET.Element
     lab: int = 0  # the number of a lab
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A line of a table of contents: what it says, as HTML, and the id that it leads to."""
-
-    text: str
-    id: str
-    level: int
-    lab: int = 0
 
 
 def join(pages: list[Page], known: Set[str], labs: Mapping[str, int]) -> ET.Element:
@@ -55,7 +40,7 @@ def join(pages: list[Page], known: Set[str], labs: Mapping[str, int]) -> ET.Elem
         article.tag = "article"
         kind = f"page depth-{page.depth}{' lab' if page.lab else ''}"
         article.attrib = {"class": kind, "id": anchor(page.docname)}
-        shift_headings(article, page.depth - 1)
+        _shift_headings(article, page.depth - 1)
         if page.lab and (heading := next(article.iter("h2"), None)) is not None:
             heading.set("data-lab", str(page.lab))
         body.append(article)
@@ -71,50 +56,48 @@ def entries(articles: list[ET.Element], levels: int) -> Iterator[Entry]:
             heading = next((child for child in section if re.fullmatch("h[1-6]", child.tag)), None)
             if heading is None or (number and (below or int(heading.tag[1]) > levels)):
                 continue
-            text = heading_content(heading)
+            text = _heading_content(heading)
             text.tag, text.attrib = "span", {}
             lab = int(heading.get("data-lab", 0))
             yield Entry(to_html(text), heading.get("id", ""), int(heading.tag[1]), lab)
 
 
-def book_html(
-    title: str, series: str, stamp: list[str], contents: list[Entry], body: str, config: Any, numbers: Any = None
-) -> str:
-    """The HTML of one PDF: cover, table of contents, and the pages.
+def _shift_headings(page: ET.Element, by: int) -> None:
+    """Lower the headings of a document that stands below another one."""
+    for element in walk(page):
+        if re.fullmatch("h[1-6]", element.tag):
+            element.tag = f"h{min(6, int(element.tag[1]) + by)}"
 
-    Args:
-        title: the title.
-        series: what it is a part of; the book itself has a subtitle instead.
-        stamp: the lines about its edition.
-        contents: the lines of the table of contents.
-        body: the pages as HTML.
-        config: Sphinx's configuration.
-        numbers: the page of each id of ``contents`` if the pages are not in this HTML; else the style sheet knows.
-    """
-    escape = html.escape
-    about = "".join(f"<p>{escape(line)}</p>" for line in stamp)
-    cover = f'<p class="series">{escape(series)}</p>' if series else ""
-    cover += f'<p class="title">{escape(title)}</p>'
-    cover += f'<p class="subtitle">{escape(config.bookpdf_subtitle)}</p>' if not series else ""
-    cover += f'<p class="author">{escape(config.author)}</p><div class="edition">{about}</div>'
-    head = f"<title>{escape(title)}{' · ' + escape(series) if series else ''}</title>"
-    head += f'<meta name="author" content="{escape(config.author)}"><meta name="generator" content="Sphinx">'
-    lines = ""
-    for entry in contents:
-        page = f' data-page="{numbers[entry.id]}"' if numbers else ""
-        lab = f' data-lab="{entry.lab}"' if entry.lab else ""
-        kind = f"level-{entry.level}{' lab' if entry.lab else ''}"
-        lines += f'<li class="{kind}"><a href="#{entry.id}"{page}{lab}>{entry.text}</a></li>'
-    kind = "contents offprint" if numbers else "contents"
-    return (
-        f'<!doctype html><html lang="{escape(config.language or "en")}"><head>{head}</head><body>'
-        f'<header class="cover">{cover}</header><section class="{kind}" id="contents">'
-        f"<h1>Contents</h1><ol>{lines}</ol></section>{body}</body></html>"
-    )
+
+def is_empty(page: ET.Element) -> bool:
+    """Whether nothing but a title is left of a document, as of a list of links."""
+    text = "".join("".join(element.itertext()) for element in page if element.tag != "section")
+    for section in page.iter("section"):
+        text += (section.text or "") + "".join(
+            (child.tail or "")
+            + ("" if re.fullmatch("h[1-6]|section", child.tag) else "".join(child.itertext()) or child.tag)
+            for child in section
+            if child.tag != "span"
+        )
+    return not text.strip()
+
+
+def _heading_content(heading: ET.Element) -> ET.Element:
+    """A copy of a heading's content for the table of contents: no ids, no links, no notes."""
+    copy = deepcopy(heading)
+    copy.tail = None
+    owner = parents(copy)
+    for element in list(walk(copy)):
+        element.attrib.pop("id", None)
+        if "footnote" in classes(element):
+            replace(owner[element], element, None)
+        elif element.tag == "a":
+            element.tag = "span"
+    return copy
 
 
 def _check_links(body: ET.Element, inside: Set[str], known: Set[str], labs: Mapping[str, int]) -> None:
-    """Make links that leave this PDF plain text; complain about links that lead nowhere."""
+    """Make links that leave this PDF plain text; warn of links that lead nowhere."""
     here = {element.get("id") for element in body.iter()} | {"contents"}
     elsewhere = {anchor(name): labs.get(name, 0) for name in known - inside}
     for article in body:
@@ -124,8 +107,8 @@ def _check_links(body: ET.Element, inside: Set[str], known: Set[str], labs: Mapp
                 continue
             document, _, _ = href[1:].partition("--")
             if href.startswith("#") and document not in elsewhere:
-                source = f'<a href="{href}">{"".join(link.itertext())}</a>'
-                logger.warning("print: a link leads nowhere: %s", source, location=article.get("id"), type="bookpdf")
+                message = f'in print, <a href="{href}">{"".join(link.itertext())}</a> leads nowhere'
+                logger.warning(message, location=article.get("id"), type="bookpdf")
             link.tag = "span"
             link.attrib.pop("href", None)
             named = classes(link)
@@ -133,28 +116,3 @@ def _check_links(body: ET.Element, inside: Set[str], known: Set[str], labs: Mapp
                 link.set("data-lab", str(elsewhere[document]))
                 named.add("lab-reference")
             link.set("class", " ".join(sorted(named - {"page-reference"})))
-
-
-def cover_lines(config: Any, folder: Path) -> list[str]:
-    """What the cover says about the edition: the facts of its manifest, a file named from ``folder``."""
-    manifest = Path(folder, config.bookpdf_manifest) if config.bookpdf_manifest else None
-    lines = [f"Version {config.release}"] if config.release else []
-    lines += manifest_lines(read_json(manifest)) if manifest and manifest.exists() else []
-    epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    today = datetime.datetime.fromtimestamp(int(epoch), datetime.UTC).date() if epoch else datetime.date.today()
-    return [*lines, f"Set on {today.isoformat()}"]
-
-
-def manifest_lines(manifest: dict[str, Any]) -> list[str]:
-    """What a reader wants to know about where the outputs come from."""
-    machine = manifest.get("machine") or {}
-    hardware = " and ".join(manifest.get("gpus") or ())
-    hardware = hardware or (f"{machine['cpu']}, {machine.get('cores')} cores" if machine.get("cpu") else "")
-    versions = [f"torch {version}" for version in manifest.get("torch") or ()]
-    versions += [f"CUDA {machine['cuda']}"] if manifest.get("gpus") and machine.get("cuda") else []
-    versions += [f"NCCL {version}" for version in manifest.get("nccl") or ()]
-    versions += [f"Python {machine['python']}"] if machine.get("python") else []
-    first, last = (date[:10] for date in manifest.get("dates") or ("", ""))
-    executed = f"Executed {first}" if first == last else f"Executed {first} to {last}"
-    lines = [f"Edition {manifest['edition']}" if manifest.get("edition") else "", hardware, " · ".join(versions)]
-    return [line for line in [*lines, executed if first else ""] if line]

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from sphinx import addnodes
 
-from .book_assembly import Entry, Page, book_html, cover_lines, entries, join
-from .print_page import SCHEME, is_empty, prepare
+from ..evidence.labs import manifest_file
+from .book_assembly import Page, entries, is_empty, join
+from .book_front import Entry, book_html, cover_lines
+from .patches import drop_links_out_of
+from .print_page import SCHEME, prepare
 from .print_tree import anchor, parse, to_html
 from .weasy import Sheets, label_pages, lay_out, load_weasyprint, side_by_side, write
 from .whole_book import WholeBookBuilder
@@ -23,6 +26,7 @@ from .whole_book import WholeBookBuilder
 if TYPE_CHECKING:
     from docutils import nodes
     from sphinx.application import Sphinx
+    from sphinx.config import Config
 
 STATIC = Path(__file__).parents[2] / "_static"
 LABS = "labs/"  # what is below it is printed in the companion
@@ -100,7 +104,7 @@ class BookPdfBuilder(WholeBookBuilder):
         stamp = [f"Pages {first} to {end - 1} of {self.config.project}", *self._stamp()]
         front = self._lay_out(target.name, title, self.config.project, stamp, listed, "", numbers)
         pages = document.pages[first - 1 : end - 1]
-        _drop_links_out_of(pages)
+        drop_links_out_of(pages)
         whole = front.copy([*front.pages, *pages])
         write(whole, target, finisher=partial(label_pages, front=len(front.pages), first=first))
 
@@ -170,25 +174,17 @@ class BookPdfBuilder(WholeBookBuilder):
         return Path(self.srcdir, path).resolve()
 
 
-def _drop_links_out_of(pages: list[Any]) -> None:
-    """Make links that leave these pages plain text, for the eye and for the tags."""
-    inside = {"contents"}.union(*(page.anchors for page in pages))
-    for page in pages:
-        kept = []
-        for link in page.links:
-            kind, target, _, box = link
-            if kind != "internal" or target in inside:
-                kept.append(link)
-            else:
-                box.link_annotation = None
-                box.element_tag = "span" if box.element_tag.partition(":")[0] == "a" else box.element_tag
-        page.links = kept
+def name_manifest(app: Sphinx, config: Config) -> None:
+    """The cover states the edition that this build renders."""
+    config.bookpdf_manifest = config.bookpdf_manifest or str(manifest_file(config))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the builder and its configuration."""
+    app.setup_extension("_ext.evidence.labs")
     app.setup_extension("_ext.embed.figures")  # drawings are part of the page
     app.add_builder(BookPdfBuilder)
+    app.connect("config-inited", name_manifest)
     app.add_config_value("bookpdf_name", "ddp-handbook", "", str)
     app.add_config_value("bookpdf_labs_name", "ddp-labs", "", str)
     app.add_config_value("bookpdf_labs_title", "The lab companion", "", str)

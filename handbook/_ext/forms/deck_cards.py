@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from docutils import nodes
-from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
 
-from ..cards.card_page import depart_by_context
-from ..cards.card_source import Card, CardError, Passage, read_cards
-from ..evidence import labs
-from ..problems import complain, which
+from ..cards.card_source import Card, Passage
+from ..cards.cards import cards_of_the_book
+from ..markup import close, inline
+from ..problems import suggestion, warn_at
 
 
 class speaker_notes(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
@@ -29,13 +28,9 @@ class DeckCard(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Find the card in the chapters and make its slides."""
         name = self.arguments[0]
-        try:
-            cards = read_cards(labs.ROOT / "handbook")
-        except CardError as error:
-            complain(self.env, str(error), self.lineno)
-            return []
+        cards = cards_of_the_book()
         if name not in cards:
-            complain(self.env, f"there is no card {name!r}{which(name, cards)}", self.lineno)
+            warn_at(self.env, f"there is no card {name!r}{suggestion(name, cards)}", self.lineno)
             return []
         source = cards[name]
         self.env.note_dependency(source.path)
@@ -66,14 +61,10 @@ class DeckCard(SphinxDirective):
         return listed
 
     def _inline(self, text: str) -> list[nodes.Node]:
-        found, messages = self.parse_inline(text, lineno=self.lineno)
-        holder = nodes.inline("", "", *found, *messages)
-        return _without_links(holder)
+        return _without_links(nodes.inline("", "", *inline(self, text)))
 
     def _parsed(self, passage: Passage) -> list[nodes.Node]:
-        holder = nodes.container()
-        self.state.nested_parse(StringList(passage.text.splitlines()), self.content_offset, holder)
-        return _without_links(holder)
+        return _without_links(nodes.container("", *self.parse_text_to_nodes(passage.text)))
 
 
 def _without_links(holder: nodes.Element) -> list[nodes.Node]:
@@ -94,5 +85,5 @@ def visit_notes(self: HTML5Translator, node: nodes.Element) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive and its node."""
     app.add_directive("deck-card", DeckCard)
-    app.add_node(speaker_notes, html=(visit_notes, depart_by_context))
+    app.add_node(speaker_notes, html=(visit_notes, close))
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -106,13 +106,13 @@ def _kind(slide: Slide) -> str:
 
 
 def _check(document: Any, slides: list[Slide], target: Path) -> None:
-    """Complain about slides that run over into a second page."""
+    """Warn of slides that run over into a second page."""
     seen: set[str] = set()
     for page in document.pages:
         for anchor in [anchor for anchor in page.anchors if anchor.startswith(_ANCHOR)]:
             if anchor in seen:
                 title = slides[int(anchor.removeprefix(_ANCHOR)) - 1].title
-                logger.warning("%s: the slide %r does not fit on its page; say less", target.name, title)
+                logger.warning("%s: the slide %r does not fit on its page; shorten it", target.name, title)
             seen.add(anchor)
 
 

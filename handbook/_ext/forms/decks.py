@@ -18,7 +18,8 @@ from sphinx.writers.html5 import HTML5Translator
 from sphinx_revealjs.builders import RevealjsHTMLBuilder
 from sphinx_revealjs.writers import RevealjsSlideTranslator
 
-from ..embed import lanes
+from ..markup import close
+from ..problems import expect
 from . import deck_pdf
 from .deck_cards import speaker_notes
 from .weasy import load_weasyprint, side_by_side
@@ -58,6 +59,7 @@ class DeckTranslator(RevealjsSlideTranslator):  # type: ignore[misc]
         kinds = ["deck-title"] if first else ["deck-part"] if bare and "deck-question" not in node["classes"] else []
         classes = escape(" ".join([*node["classes"], *kinds]), quote=True)
         tag = f'<section id="{escape(node["ids"][0], quote=True)}" class="{classes}"'
+        expect("<section" in self.body[-1], "sphinx-revealjs", "the last thing written for a slide is not its section")
         self.body[-1] = self.body[-1].replace("<section", tag, 1)
 
 
@@ -70,10 +72,9 @@ def size_code(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     if app.builder.name != DeckBuilder.name:
         return
     for block in list(doctree.findall(nodes.literal_block)):
-        if not isinstance(block.parent, lanes.lane):
-            sized = SizedCode("", size=code_size_px(block.astext()))
-            block.replace_self(sized)
-            sized += block
+        sized = SizedCode("", size=code_size_px(block.astext()))
+        block.replace_self(sized)
+        sized += block
 
 
 def code_size_px(code: str) -> int:
@@ -87,10 +88,7 @@ def code_size_px(code: str) -> int:
 
 def _visit_sized(self: HTML5Translator, node: nodes.Element) -> None:
     self.body.append(f'<div style="--code-size: {node["size"]}px">\n')
-
-
-def _depart_sized(self: HTML5Translator, node: nodes.Element) -> None:
-    self.body.append("</div>\n")
+    self.context.append("</div>\n")
 
 
 class DeckBuilder(RevealjsHTMLBuilder):  # type: ignore[misc]
@@ -99,7 +97,7 @@ class DeckBuilder(RevealjsHTMLBuilder):  # type: ignore[misc]
     default_translator_class = DeckTranslator
 
     def init(self) -> None:
-        """Look for WeasyPrint first: better to hear at once that it is missing."""
+        """Look for WeasyPrint first, so that a build without it ends at once."""
         load_weasyprint()
         given = list(self.config.revealjs_static_path)
         super().init()
@@ -146,6 +144,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.setup_extension("_ext.forms.deck_cards")
     app.add_builder(DeckBuilder, override=True)
     app.add_directive("notes", Notes)
-    app.add_node(SizedCode, html=(_visit_sized, _depart_sized))
+    app.add_node(SizedCode, html=(_visit_sized, close))
     app.connect("doctree-resolved", size_code)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -82,7 +82,7 @@ def draw(tex: str, *, inline: bool, symbols: bool = False) -> Drawing:
         plain = rf"\begin{{aligned}}{plain}\end{{aligned}}"
     config.svg2 = symbols
     try:
-        root = _mend(ET.fromstring(tex2mml(plain, inline=inline)), display=not inline)
+        root = _fix_mathml(ET.fromstring(tex2mml(plain, inline=inline)), display=not inline)
         formula = Math(root, size=EM_PX, margin=MARGIN_PX)
         svg = formula.svgxml()
     except ValueError:
@@ -103,7 +103,7 @@ def draw(tex: str, *, inline: bool, symbols: bool = False) -> Drawing:
     )
 
 
-def _mend(root: ET.Element, *, display: bool) -> ET.Element:
+def _fix_mathml(root: ET.Element, *, display: bool) -> ET.Element:
     """Correct what latex2mathml writes and ziamath 0.13 misreads; complain about what neither knows."""
     for element in root.iter():
         tag = element.tag.rpartition("}")[2]

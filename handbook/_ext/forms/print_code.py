@@ -9,11 +9,11 @@ from pygments.token import STANDARD_TYPES
 SHORT_LINES = 14  # a block up to this length stays on one page
 CODE_COLUMNS = 84  # a block with a longer line is ``wide``: set in smaller letters
 WIDE_COLUMNS = 100  # a longer line may wrap even so; its continuation is then marked
-# Which of Pygments' classes print tells apart, and how: as the first of each. Every other token is plain text, and an
-# element for each parenthesis would be half of all elements of the book.
-_TOLD_APART = ["k kd kn kr kc ow nt", "c c1 ch cm cs sd", "s s1 s2 sa sb se si sx", "nf nc nd fm", "m mi mf mh"]
-_TOLD_APART += ["gt gr err", "gi", "gd"]
-PRINTED = {name: names.split()[0] for names in _TOLD_APART for name in names.split()}
+# Which of Pygments' classes look different in print: each like the first of its row. Every other token is plain text,
+# and an element for each parenthesis would be half of all elements of the book.
+_DISTINCT = ["k kd kn kr kc ow nt", "c c1 ch cm cs sd", "s s1 s2 sa sb se si sx", "nf nc nd fm", "m mi mf mh"]
+_DISTINCT += ["gt gr err", "gi", "gd"]
+PRINTED = {name: names.split()[0] for names in _DISTINCT for name in names.split()}
 _PLAIN = {*STANDARD_TYPES.values()} - {*PRINTED}
 
 

@@ -11,7 +11,6 @@ import re
 import unicodedata
 import xml.etree.ElementTree as ET
 from collections.abc import Set
-from copy import deepcopy
 
 from .print_code import code_lines
 from .print_tree import SVG, anchor, classes, parents, replace, walk
@@ -199,37 +198,3 @@ def _is_target(element: ET.Element) -> bool:
         and set(element.attrib) == {"id"}
         and not "".join([*element.itertext(), element.tail or ""]).strip()
     )
-
-
-def shift_headings(page: ET.Element, by: int) -> None:
-    """Lower the headings of a document that stands below another one."""
-    for element in walk(page):
-        if re.fullmatch("h[1-6]", element.tag):
-            element.tag = f"h{min(6, int(element.tag[1]) + by)}"
-
-
-def is_empty(page: ET.Element) -> bool:
-    """Whether nothing but a title is left of a document, as of a list of links."""
-    text = "".join("".join(element.itertext()) for element in page if element.tag != "section")
-    for section in page.iter("section"):
-        text += (section.text or "") + "".join(
-            (child.tail or "")
-            + ("" if re.fullmatch("h[1-6]|section", child.tag) else "".join(child.itertext()) or child.tag)
-            for child in section
-            if child.tag != "span"
-        )
-    return not text.strip()
-
-
-def heading_content(heading: ET.Element) -> ET.Element:
-    """A copy of a heading's content for the table of contents: no ids, no links, no notes."""
-    copy = deepcopy(heading)
-    copy.tail = None
-    owner = parents(copy)
-    for element in list(walk(copy)):
-        element.attrib.pop("id", None)
-        if "footnote" in classes(element):
-            replace(owner[element], element, None)
-        elif element.tag == "a":
-            element.tag = "span"
-    return copy

@@ -7,14 +7,14 @@ reader comes to the page that took the old one's place.
 from __future__ import annotations
 
 import json
-import tomllib
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import tomllib
 from sphinx.application import Sphinx
 
-from ..problems import Stop
+from ..problems import BuildError
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><link rel="canonical" href="{to}">
@@ -28,7 +28,7 @@ def write_pages(app: Sphinx, exception: Exception | None) -> None:
     """Write a page at each old address.
 
     Raises:
-        Stop: ``redirects.toml`` names a page or a label that the book does not have, or a page that it does.
+        BuildError: ``redirects.toml`` names a page or a label that the book does not have, or a page that it does.
     """
     file = Path(app.srcdir, "redirects.toml")
     if exception or app.builder.format != "html" or app.builder.name != "html" or not file.is_file():
@@ -36,10 +36,10 @@ def write_pages(app: Sphinx, exception: Exception | None) -> None:
     labels = app.env.domains.standard_domain.anonlabels
     for old, facts in tomllib.loads(file.read_text(encoding="utf-8")).items():
         if old in app.env.found_docs:
-            raise Stop(f"{file.name}: the book has a page {old!r}; take it out")
+            raise BuildError(f"{file.name}: the book has a page {old!r}; take it out")
         unknown = [label for label in facts.get("labels", ()) if label not in labels]
         if facts["to"] not in app.env.found_docs or unknown:
-            raise Stop(f"{file.name}: [{old}]: the book has no {', '.join(unknown) or facts['to']}")
+            raise BuildError(f"{file.name}: [{old}]: the book has no {', '.join(unknown) or facts['to']}")
 
         def address(docname: str, anchor: str = "", old: str = old) -> str:
             return app.builder.get_relative_uri(old, docname) + (f"#{anchor}" if anchor else "")

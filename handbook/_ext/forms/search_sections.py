@@ -7,16 +7,16 @@ written as a script, since a page that was opened from a file may load scripts a
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
+import tomllib
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from ..problems import Stop
+from ..problems import BuildError
 
 TEXT_LENGTH = 1500  # characters of a section that are searched; what a section is about stands at its start
 FILE = "search-sections.js"
@@ -94,7 +94,7 @@ def write_file(app: Sphinx, exception: Exception | None) -> None:
         for section in found
     ]
     if unknown := known["sections"].keys() - {name for section in sections for name in section["ids"]}:
-        raise Stop(f"{words.name}: the book has no section {', '.join(sorted(unknown))}")
+        raise BuildError(f"{words.name}: the book has no section {', '.join(sorted(unknown))}")
     data = json.dumps({"words": known["words"], "sections": sections}, ensure_ascii=False)
     script = f"window.ddpSearchData = {data};\n"
     file = Path(app.outdir, "_static", FILE)

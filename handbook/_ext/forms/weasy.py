@@ -17,7 +17,8 @@ from typing import Any
 from sphinx.util import logging
 from sphinx.util.parallel import ParallelTasks, SerialTasks, parallel_available
 
-from ..problems import Stop
+from ..problems import BuildError
+from .patches import page_references_listed_once
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +27,14 @@ def load_weasyprint() -> ModuleType:
     """WeasyPrint, which needs a system library that pip does not bring.
 
     Raises:
-        Stop: it cannot be used; the message says what to install.
+        BuildError: it cannot be used; the message says what to install.
     """
     try:
         weasyprint = importlib.import_module("weasyprint")
     except ImportError as error:
-        raise Stop(f"PDF needs WeasyPrint ({error}); run: pip install weasyprint") from None
+        raise BuildError(f"PDF needs WeasyPrint ({error}); run: pip install weasyprint") from None
     except OSError as error:
-        raise Stop(
+        raise BuildError(
             f"PDF needs the Pango library, which is not installed ({str(error).splitlines()[0]}). "
             "Debian, Ubuntu: apt install libpango-1.0-0 libpangoft2-1.0-0 · macOS: brew install pango"
         ) from None
@@ -73,7 +74,7 @@ def write(document: Any, target: Path, finisher: Callable[[Any, Any], None] | No
     """Write a document as a tagged PDF, whole or not at all; ``finisher`` may change the PDF before."""
     temporary = target.with_suffix(".pdf.tmp")
     try:
-        with _problems_of(target.name), _page_references_kept():
+        with _problems_of(target.name), page_references_listed_once():
             document.write_pdf(str(temporary), pdf_variant="pdf/ua-1", finisher=finisher)
         temporary.replace(target)
     finally:
@@ -128,23 +129,6 @@ def _problems_of(pdf: str) -> Iterator[None]:
     finally:
         weasy_logger.removeHandler(handler)
         weasy_logger.propagate = propagated
-
-
-@contextmanager
-def _page_references_kept() -> Iterator[None]:
-    """pydyf lists the references of all pages anew for each box that is tagged, a sixth of the time of a book."""
-    pdf_class = importlib.import_module("pydyf").PDF
-    listed = pdf_class.page_references
-
-    @functools.lru_cache(maxsize=1)
-    def listed_once(pdf: Any, _length: int) -> Any:
-        return listed.fget(pdf)
-
-    pdf_class.page_references = property(lambda pdf: listed_once(pdf, len(pdf.pages["Kids"])))
-    try:
-        yield
-    finally:
-        pdf_class.page_references = listed
 
 
 class _Problems(plain_logging.Handler):

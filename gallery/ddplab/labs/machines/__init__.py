@@ -2,7 +2,7 @@
 
 On Linux a machine is a set of namespaces, with a host name and a network card of its own, whose cable can be pulled;
 where the host forbids that, it is this host under one more loopback address, which is enough for agents to meet.
-Only the standard library and the system's own tools are used: nothing here imports torch, but for forks.py.
+The system's own tools make them; nothing here imports torch, but for forks.py.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ...runtime.launcher import forked
+from ...runtime.forkserver import forked, start_fork_server
 from ...runtime.rank import die_with_parent
 
 
@@ -42,6 +42,7 @@ class Fork:
     ) -> None:
         inbox, outbox = multiprocessing.Pipe(duplex=False)
         folder = str(cwd or Path.cwd())
+        start_fork_server()
         self._process = forked(_run, list(command), dict(env), folder, outbox, stderr, list(namespaces))
         outbox.close()
         self.stdout = open(os.dup(inbox.fileno()), errors="replace")  # noqa: SIM115 (its reader closes it)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from ...runtime.launcher import reserve_port
+from ...runtime.environment import reserve_port
 from .forks import Fork
 from .programs import Program
 
@@ -54,7 +54,7 @@ class Machine:
         return self._programs[-1]
 
     def run(self, command: Sequence[str], timeout_s: float = 30, env: Mapping[str, str] | None = None) -> str:
-        """Run a command to its end and return what it said. Raises RuntimeError if it fails, or TimeoutError."""
+        """Run a command to its end and return its output. Raises RuntimeError if it fails, or TimeoutError."""
         program = self.start(command, env)
         if program.wait(timeout_s):
             raise RuntimeError(f"exit code {program.returncode}: {' '.join(command)}\n{program.output}")

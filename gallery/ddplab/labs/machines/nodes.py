@@ -208,7 +208,7 @@ def _switch() -> tuple[tuple[subprocess.Popen[str], int], list[str]]:
             return _holder(["unshare", *make, "--net"]), enter
         except OSError as error:
             refused = error
-    raise NamespaceError(f"this host lets us make no namespaces: {refused}")
+    raise NamespaceError(f"this host does not allow namespaces: {refused}")
 
 
 def _holder(prefix: Sequence[str]) -> tuple[subprocess.Popen[str], int]:
@@ -223,11 +223,11 @@ def _holder(prefix: Sequence[str]) -> tuple[subprocess.Popen[str], int]:
         start_new_session=True,
     )
     assert process.stdout is not None
-    said = process.stdout.readline()
-    if not said:
+    number = process.stdout.readline()
+    if not number:
         _, reason = process.communicate()
         raise OSError(reason.strip().splitlines()[-1])
-    return process, int(said)
+    return process, int(number)
 
 
 def _end(holder: subprocess.Popen[str]) -> None:

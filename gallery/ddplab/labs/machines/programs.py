@@ -1,4 +1,4 @@
-"""Programs in the background: what they say, when, and how to end all of them."""
+"""Programs in the background: what they print, when, and how to end all of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from .forks import Fork
 
@@ -63,7 +65,7 @@ class Program:
 
     @property
     def output(self) -> str:
-        """All that it has said until now, errors too."""
+        """Everything it has printed so far, standard error included."""
         return "".join(f"{line}\n" for _, line in self.lines)
 
     @property
@@ -97,7 +99,7 @@ class Program:
                         return line
                 seen = len(self.lines)
                 if self._ended_s:
-                    raise RuntimeError(f"ended without saying {text!r}: {' '.join(self.command)}\n{self.output}")
+                    raise RuntimeError(f"ended without printing {text!r}: {' '.join(self.command)}\n{self.output}")
                 if not self._news.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     raise TimeoutError(f"no {text!r} after {timeout_s:g} s\n{self.output}")
 
@@ -122,13 +124,8 @@ class Program:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it started, by the numbers that this host gives them."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    pids = [pid]
-    for member in pids:  # grows while it is read
-        pids += children.get(member, [])
-    return pids
+    """Return a process and all that it started, by the numbers that this host gives them."""
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return [pid]

@@ -1,4 +1,4 @@
-"""Run a piece of code with two classes that wrap a model, and say in which words and bits they behave alike.
+"""Run a piece of code with two classes that wrap a model, and compare the calls that raise and the bits that are left.
 
 A :class:`Behaviour` is a function that takes ``wrap``, which puts a model into the class under test, and returns
 what that class left behind. :func:`observe` runs it in a rank; :func:`same` and :func:`cell` compare what was seen.
@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from ...runtime.rank import device
 
 Wrap = Callable[..., Any]
 CAP_MB = 0.0002  # about 210 bytes: even small models have several buckets
@@ -128,75 +126,3 @@ def _place(error: BaseException, cls: type[nn.Module], forwards: int) -> str:
         if isinstance(frame.f_locals.get("self"), cls):
             return f"forward {forwards}" if "call_impl" in name else name
     return "elsewhere"
-
-
-# -- models, data, steps ------------------------------------------------------------------------------
-
-
-def mlp() -> nn.Sequential:
-    """Two linear layers, equal on all ranks."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(device())
-
-
-def normed() -> nn.Sequential:
-    """A model whose BatchNorm keeps running statistics in buffers."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).to(device())
-
-
-class Branches(nn.Module):
-    """A stem and two heads; the caller says which heads run, and in which order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
-        self.to(device())
-
-    def forward(self, x: Tensor, heads: str = "ab") -> list[Tensor]:
-        """Return the outputs of the heads named."""
-        x = self.stem(x).tanh()
-        return [getattr(self, head)(x) for head in heads]
-
-
-def batch(step: int = 0) -> Tensor:
-    """Data of this rank and step, of shape [4, 6]."""
-    seed = 1000 * dist.get_rank() + step
-    return torch.randn(4, 6, generator=torch.Generator().manual_seed(seed)).to(device())
-
-
-def loss(output: Any) -> Any:
-    """Return a scalar from all tensors of ``output`` that have a gradient; it may be nested."""
-    return torch.stack([t.square().mean() for t in _tensors(output) if t.requires_grad]).sum()
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    else:
-        for item in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(item)
-
-
-def gradients(model: nn.Module) -> list[Tensor | None]:
-    """Return copies of all gradients, None where there is none."""
-    return [None if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
-
-
-def tensors(model: nn.Module) -> list[Tensor]:
-    """Return copies of all parameters and buffers."""
-    return [t.detach().clone() for t in [*model.parameters(), *model.buffers()]]
-
-
-def train(model: Any, steps: int = 3, set_to_none: bool = True, **arguments: Any) -> list[Any]:
-    """Train with momentum; return what each step left: gradients, parameters, and the rank's own buffers."""
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
-    seen: list[Any] = []
-    for step in range(steps):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        loss(model(batch(step), **arguments)).backward()
-        optimizer.step()
-        seen += [gradients(model), [p.detach().clone() for p in model.parameters()]]
-        seen.append(Local([b.clone() for b in model.buffers()]))
-    return seen

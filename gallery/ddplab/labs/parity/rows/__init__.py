@@ -1,0 +1,1 @@
+"""The rows of the table of behaviours, a file per topic."""

@@ -1,0 +1,1 @@
+"""Which ``bucket_cap_mb`` suits a model on these ranks: measure, predict, measure again, and say how sure that is."""

@@ -1,0 +1,83 @@
+"""What stands before the pages of a PDF: its cover, with the facts of the edition, and its table of contents."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..evidence.labs import read_json
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a table of contents: what it says, as HTML, and the id that it leads to."""
+
+    text: str
+    id: str
+    level: int
+    lab: int = 0
+
+
+def book_html(
+    title: str, series: str, stamp: list[str], contents: list[Entry], body: str, config: Any, numbers: Any = None
+) -> str:
+    """The HTML of one PDF: cover, table of contents, and the pages.
+
+    Args:
+        title: the title.
+        series: what it is a part of; the book itself has a subtitle instead.
+        stamp: the lines about its edition.
+        contents: the lines of the table of contents.
+        body: the pages as HTML.
+        config: Sphinx's configuration.
+        numbers: the page of each id of ``contents`` if the pages are not in this HTML; else the style sheet knows.
+    """
+    escape = html.escape
+    about = "".join(f"<p>{escape(line)}</p>" for line in stamp)
+    cover = f'<p class="series">{escape(series)}</p>' if series else ""
+    cover += f'<p class="title">{escape(title)}</p>'
+    cover += f'<p class="subtitle">{escape(config.bookpdf_subtitle)}</p>' if not series else ""
+    cover += f'<p class="author">{escape(config.author)}</p><div class="edition">{about}</div>'
+    head = f"<title>{escape(title)}{' · ' + escape(series) if series else ''}</title>"
+    head += f'<meta name="author" content="{escape(config.author)}"><meta name="generator" content="Sphinx">'
+    lines = ""
+    for entry in contents:
+        page = f' data-page="{numbers[entry.id]}"' if numbers else ""
+        lab = f' data-lab="{entry.lab}"' if entry.lab else ""
+        kind = f"level-{entry.level}{' lab' if entry.lab else ''}"
+        lines += f'<li class="{kind}"><a href="#{entry.id}"{page}{lab}>{entry.text}</a></li>'
+    kind = "contents offprint" if numbers else "contents"
+    return (
+        f'<!doctype html><html lang="{escape(config.language or "en")}"><head>{head}</head><body>'
+        f'<header class="cover">{cover}</header><section class="{kind}" id="contents">'
+        f"<h1>Contents</h1><ol>{lines}</ol></section>{body}</body></html>"
+    )
+
+
+def cover_lines(config: Any, folder: Path) -> list[str]:
+    """What the cover says about the edition: the facts of its manifest, a file named from ``folder``."""
+    manifest = Path(folder, config.bookpdf_manifest) if config.bookpdf_manifest else None
+    lines = [f"Version {config.release}"] if config.release else []
+    lines += manifest_lines(read_json(manifest)) if manifest and manifest.exists() else []
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    today = datetime.datetime.fromtimestamp(int(epoch), datetime.timezone.utc) if epoch else datetime.datetime.now()
+    return [*lines, f"Set on {today:%Y-%m-%d}"]
+
+
+def manifest_lines(manifest: dict[str, Any]) -> list[str]:
+    """What a reader wants to know about where the outputs come from."""
+    machine = manifest.get("machine") or {}
+    hardware = " and ".join(manifest.get("gpus") or ())
+    hardware = hardware or (f"{machine['cpu']}, {machine.get('cores')} cores" if machine.get("cpu") else "")
+    versions = [f"torch {version}" for version in manifest.get("torch") or ()]
+    versions += [f"CUDA {machine['cuda']}"] if manifest.get("gpus") and machine.get("cuda") else []
+    versions += [f"NCCL {version}" for version in manifest.get("nccl") or ()]
+    versions += [f"Python {machine['python']}"] if machine.get("python") else []
+    first, last = (date[:10] for date in manifest.get("dates") or ("", ""))
+    executed = f"Executed {first}" if first == last else f"Executed {first} to {last}"
+    lines = [f"Edition {manifest['edition']}" if manifest.get("edition") else "", hardware, " · ".join(versions)]
+    return [line for line in [*lines, executed if first else ""] if line]

@@ -1,0 +1,80 @@
+"""Every place where the book changes what a library does, or relies on how it works inside.
+
+Each is checked first: with a version in which the assumption is wrong, the build ends with a message that says which
+version to install. What only changes a library's output (`accessible`) needs no check: it does nothing where there is
+nothing to change.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pydyf
+from pygments.formatters import HtmlFormatter
+from pygments.token import Name, Punctuation, Text, Whitespace
+from sphinx.application import Sphinx
+from sphinx.highlighting import PygmentsBridge
+
+from ..problems import expect
+
+_LIKE_TEXT = {Name, Punctuation, Whitespace}  # in both styles of conf.py; Name.Function and the like do not
+
+
+class LeanFormatter(HtmlFormatter):  # type: ignore[misc]  # Pygments has no types
+    """Pygments' own, without an element for each name and parenthesis: they look like text, and are half of a page."""
+
+    def format(self, tokensource: Iterator[tuple[Any, str]], outfile: Any) -> None:
+        """Write the tokens as HTML, neighbours of one kind as one."""
+        super().format(((Text if kind in _LIKE_TEXT else kind, text) for kind, text in tokensource), outfile)
+
+
+def highlight_leanly() -> None:
+    """Make all highlighting of this process use `LeanFormatter`; Sphinx has no setting for it."""
+    current = getattr(PygmentsBridge, "html_formatter", None)
+    known = current in (HtmlFormatter[str], HtmlFormatter, LeanFormatter)
+    expect(known, "Sphinx", "PygmentsBridge.html_formatter is not the formatter of Pygments")
+    PygmentsBridge.html_formatter = LeanFormatter
+
+
+@contextmanager
+def page_references_listed_once() -> Iterator[None]:
+    """pydyf lists the references of all pages anew for each box that is tagged, a sixth of the time of a book."""
+    listed: Any = inspect.getattr_static(pydyf.PDF, "page_references", None)
+    expect(isinstance(listed, property), "pydyf", "PDF.page_references is not a property")
+
+    @functools.lru_cache(maxsize=1)
+    def listed_once(pdf: Any, _length: int) -> Any:
+        return listed.fget(pdf)
+
+    pydyf.PDF.page_references = property(lambda pdf: listed_once(pdf, len(pdf.pages["Kids"])))
+    try:
+        yield
+    finally:
+        pydyf.PDF.page_references = listed
+
+
+def drop_links_out_of(pages: list[Any]) -> None:
+    """Make links that leave these pages of a WeasyPrint document plain text, for the eye and for the tags."""
+    inside = {"contents"}.union(*(page.anchors for page in pages))
+    for page in pages:
+        kept = []
+        for link in page.links:
+            known = len(link) == 4 and hasattr(link[3], "link_annotation") and hasattr(link[3], "element_tag")
+            expect(known, "weasyprint", "a link of a page is not (kind, target, area, box)")
+            kind, target, _, box = link
+            if kind != "internal" or target in inside:
+                kept.append(link)
+            else:
+                box.link_annotation = None
+                box.element_tag = "span" if box.element_tag.partition(":")[0] == "a" else box.element_tag
+        page.links = kept
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Change what every builder uses; the rest is called where it is needed."""
+    highlight_leanly()
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,47 @@
+"""One page with all explorers, under a strict policy, for the tests of each."""
+
+import json
+
+import pytest
+from strict_page import KINDS, StrictPage
+
+from _ext.explorers.explorer_examples import page_data
+
+JOB = 'save-s="30" nodes="128" node-mtbf-days="1460" restart-s="300" interval-min="1440"'
+
+
+def explorers_page() -> str:
+    """The elements and nothing else, with the book's style sheets."""
+    data = json.dumps(page_data()).replace("<", "\\u003c")
+    styles = "".join(f'<link rel="stylesheet" href="{name}.css">' for name in ("book", "explorers", "looks"))
+    scripts = "".join(f'<script defer src="{kind}.js"></script>' for kind in KINDS)
+    return f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Explorers</title>
+        <meta name="viewport" content="width=device-width, initial-scale=1">{styles}
+        <main><article><h1>Explorers</h1>
+        <ddp-step-explorer example="ethernet"><script type="application/json">{data}</script>
+        <div class="explorer-instead">Static step.</div></ddp-step-explorer>
+        <ddp-ring-stepper ranks="4"><div class="explorer-instead">Static ring.</div></ddp-ring-stepper>
+        <ddp-interval-calculator {JOB}><div class="explorer-instead">Static curve.</div></ddp-interval-calculator>
+        </article></main>{scripts}</html>"""
+
+
+@pytest.fixture(scope="session")
+def explorers(browser):
+    """The page, loaded once."""
+    page = StrictPage(browser, explorers_page())
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def page(explorers):
+    """The one page, as it is when it opens; afterwards nothing may have gone wrong in it."""
+    yield explorers.anew()
+    explorers.check()
+
+
+@pytest.fixture
+def stopped_page(explorers):
+    """A page of its own, whose clock stands still."""
+    yield explorers.stopped()
+    explorers.check()

@@ -1,0 +1,54 @@
+"""A library that is not as the book's code assumes ends the build with one line that says what to install."""
+
+import json
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pydyf
+import pytest
+from sphinx.highlighting import PygmentsBridge
+from tiny_book import TinyBook, evidence
+
+from _ext.forms.patches import drop_links_out_of, page_references_listed_once
+from _ext.problems import BuildError
+
+
+def refusal(library: str, assumption: str) -> str:
+    """The message as a pattern."""
+    version = metadata.version(library)
+    return rf"^{library} {version} is not supported: {assumption}[^\n]*; run: pip install {library}=={version}$"
+
+
+def test_highlighting_of_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PygmentsBridge, "html_formatter", object)
+    book = TinyBook(tmp_path, monkeypatch)
+    book.write("conf.py", "extensions = ['myst_parser', '_ext.forms.patches']\n")
+    book.chapters(first="Text.")
+    assert re.search(refusal("Sphinx", r"PygmentsBridge\.html_formatter is not"), book.build().error)
+
+
+def test_lab_pages_without_the_marks_of_sphinx_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = TinyBook(tmp_path, monkeypatch)
+    book.write("conf.py", (tmp_path / "conf.py").read_text() + "extensions.append('_ext.embed.lab_page')\n")
+    book.write("gallery/internals/plot_05_bucket_xray.py", "")
+    page = ":orphan:\n\nA lab\n=====\n\n.. code-block:: Python\n\n    print(1)\n"
+    book.write("handbook/labs/internals/plot_05_bucket_xray.rst", page)
+    book.write("handbook/labs/internals/plot_05_bucket_xray.base.json", json.dumps(evidence(blocks=[{"code": "1"}])))
+    book.chapters(first="Text.")
+    assert re.search(refusal("sphinx-gallery", "no comment 'GENERATED FROM"), book.build().error)
+
+
+def test_pdfs_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pydyf.PDF, "page_references", lambda self: [])
+    with (
+        pytest.raises(BuildError, match=refusal("pydyf", r"PDF\.page_references is not")),
+        page_references_listed_once(),
+    ):
+        pass
+
+    class Page:
+        anchors, links = (), [("internal", "somewhere")]
+
+    with pytest.raises(BuildError, match=refusal("weasyprint", "a link of a page is not")):
+        drop_links_out_of([Page()])
