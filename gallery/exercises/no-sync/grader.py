@@ -226,8 +226,8 @@ def nested(model: Any, batches: list[torch.Tensor], look: Look) -> None:
     "It ends with an exception too",
     (
         (0,),
-        "The context was left by an exception, and `no_sync` stayed on: what follows `yield` runs only if it stands "
-        "in a `finally`.",
+        "The context was left by an exception, and `no_sync` stayed on: what follows `yield` runs only "
+        "inside a `finally`.",
     ),
 )
 def exception(model: Any, batches: list[torch.Tensor], look: Look) -> None:
