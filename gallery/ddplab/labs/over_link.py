@@ -1,0 +1,43 @@
+"""DDP over an emulated link, and one timed backward: what the labs on buckets and overlap measure with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..runtime.slowlink import SlowLink, Transfer
+
+
+def over_link(
+    model: nn.Module, batch: Tensor, hook: Callable[..., Any] = SlowLink.hook, **options: Any
+) -> tuple[DistributedDataParallel, SlowLink]:
+    """Wrap ``model`` in DDP with ``options``; return it and the link that ``hook`` sends its buckets over.
+
+    The buckets are already those of the options: the first three steps, in which DDP rebuilds them, are done here.
+    The link costs nothing until you set its ``latency_s`` and ``bytes_per_s``.
+    """
+    ddp, link = DistributedDataParallel(model, **options), SlowLink(0, 1e15)
+    ddp.register_comm_hook(link, hook)
+    for _ in range(3):
+        ddp(batch).square().mean().backward()
+    return ddp, link
+
+
+def timed_backward(ddp: nn.Module, link: SlowLink, batch: Tensor) -> tuple[float, list[Transfer]]:
+    """Run a forward and a backward on all ranks; return the seconds of the backward, and what the link carried.
+
+    The times of the transfers count from the start of the backward.
+    """
+    ddp.zero_grad()
+    dist.barrier()
+    link.log.clear()
+    loss = ddp(batch).square().mean()
+    began = time.perf_counter()
+    loss.backward()
+    whole_s = time.perf_counter() - began
+    return whole_s, [Transfer(t.nbytes, t.launched_s - began, t.done_s - began) for t in link.log]
