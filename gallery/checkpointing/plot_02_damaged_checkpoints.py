@@ -134,9 +134,9 @@ folder.cleanup()
 # What to notice
 # --------------
 #
-# - One bit turned :measured:`damaged-checkpoints.before:.4f` into :measured:`damaged-checkpoints.after`, and ``torch.load`` returned it without a word.
+# - One bit turned :measured:`damaged-checkpoints.before:.4f` into :measured:`damaged-checkpoints.after`, and ``torch.load`` returned it without a warning.
 # - A truncated or corrupt file is an accident: the manager warns, on rank 0, and loads the previous one on all ranks.
-# - A file that wants to run code is no accident: the manager refuses it, so that you look. After that, use ``load(step=1)``.
+# - A file that wants to run code is not an accident: the manager refuses it, so that you look. After that, use ``load(step=1)``.
 #
 # What this does not mean
 # -----------------------

@@ -94,7 +94,7 @@ assert apart == 0
 # After the sync: one skips
 # --------------------------
 # An inf that appears on one rank after ``backward()`` has returned comes from your own code: a division by the number of tokens of this rank, a hook, a bad memory cell.
-# No collective follows it, so nobody else hears of it.
+# No collective follows it, so no other rank sees it.
 
 what, apart = show("inf after the sync", runs["inf after the sync"])
 assert what == ["taken", "skipped", "taken"]
