@@ -64,7 +64,7 @@ tables = [rank.communicate(timeout=60)[0] for rank in ranks]
 record(unit="s", missing=time.monotonic() - began)
 print(tables[0], end="")
 assert [rank.returncode for rank in ranks] == [1, 1]
-assert "rank 2: not heard of" in tables[0]
+assert "rank 2: no message" in tables[0]
 assert tables[1] == ""
 
 # %%
