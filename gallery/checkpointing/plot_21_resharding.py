@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.plotting import RANK_COLORS, describe, subplots
-from ddplab.labs.storages import tensors_in
+from ddplab.labs.storages import flat_state, same_state, tensors_in
 from ddplab.runtime.needs import a_gpu_each
 
 WRAPPERS, WRITERS, READERS = ("DDP", "FSDP2"), (1, 2, 3, 4), (1, 2, 3)
@@ -80,23 +80,10 @@ def read(folder):
             set_state_dict(
                 model, optimizer, model_state_dict=weights, optim_state_dict=moments
             )
-            found = flat(state_of(model, optimizer, whole=True))
-            wanted = flat(torch.load(f"{path}.pt"))
-            equal[path.name, into] = same(found, wanted)
+            found = flat_state(state_of(model, optimizer, whole=True))
+            wanted = flat_state(torch.load(f"{path}.pt"))
+            equal[path.name, into] = same_state(found, wanted)
     return equal
-
-
-def flat(value, name=""):
-    if not isinstance(value, dict):
-        return {name: value}
-    return {n: v for key in value for n, v in flat(value[key], f"{name}{key} ").items()}
-
-
-def same(found, wanted):
-    def one(a, b):
-        return torch.equal(a.cpu(), b.cpu()) if torch.is_tensor(b) else a == b
-
-    return found.keys() == wanted.keys() and all(one(found[k], wanted[k]) for k in wanted)
 
 
 store = tempfile.TemporaryDirectory()
@@ -136,8 +123,8 @@ for side in saved:
 assert entries["DDP 1"] == entries["DDP 4"] < entries["FSDP2 4"]
 dcp_to_torch_save(Path(store.name, "FSDP2 4"), f"{store.name}/converted.pt")
 files = (f"{store.name}/converted.pt", f"{store.name}/FSDP2 4.pt")
-converted, wanted = (flat(torch.load(file, weights_only=True)) for file in files)
-assert same(converted, wanted)
+converted, wanted = (flat_state(torch.load(file, weights_only=True)) for file in files)
+assert same_state(converted, wanted)
 print("one file made of FSDP2 4 by dcp_to_torch_save: equal")
 
 # %%

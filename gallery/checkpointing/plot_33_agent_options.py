@@ -14,6 +14,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 from ddplab import record
+from ddplab.labs import waiting_ranks
 from ddplab.labs.machines import loopback, torchrun
 from ddplab.runtime.needs import needs
 
@@ -24,41 +25,12 @@ needs(torch="2.13")  # torchrun of 2.11 has no --shutdown-timeout
 # ---------
 # What the agent does has nothing to do with training, so these ranks need no torch.
 # They wait, report which signals they get, and take a given number of seconds to exit.
+#
+# .. literalinclude:: /../gallery/ddplab/labs/waiting_ranks.py
+#    :language: python
+#    :pyobject: main
 
-WAITING = """
-import os, signal, sys, time
-rank, life = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-agent, fate, exit_s = os.getppid(), sys.argv[1], float(sys.argv[2])
-ready = f"{sys.argv[3]}/{agent}"  # a signal that comes before its handler would end rank 0
-
-def say(text):
-    print(f"rank {rank} in life {life} {text}\\n", end="", flush=True)
-
-def on_signal(number, _):
-    say(f"got {signal.Signals(number).name}")
-    time.sleep(exit_s)
-    say("exited by itself")
-    os._exit(1)
-
-for number in (signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, on_signal)
-say("is there")
-if rank == "0":
-    open(ready, "w").close()
-while not os.path.exists(ready):
-    time.sleep(0.05)
-if (rank, life) == ("1", "0") and fate.startswith("exit"):
-    os._exit(75)
-if (rank, life) == ("1", "0") and fate.startswith("KILL"):
-    os.kill(os.getpid(), 9)
-for _ in range(300):
-    time.sleep(0.1)
-    if os.getppid() != agent:
-        say("lost its agent and went on")
-        os._exit(0)
-    if life == "1" and not fate.endswith("stay"):
-        os._exit(0)
-"""
+PROGRAM = "--no-python", "python", waiting_ranks.__file__
 
 # %%
 # The runs
@@ -80,7 +52,7 @@ def watch(case):
     fate, sign, options, exit_s = case
     life = int(fate != "stay")
     with loopback(1) as hosts, tempfile.TemporaryDirectory() as folder:
-        program = ["--no-python", "python", "-c", WAITING, fate, str(exit_s), folder]
+        program = [*PROGRAM, fate, str(exit_s), folder]
         (agent,) = torchrun(hosts, "--nproc-per-node=2", *options, *program, port=0)
         if sign:
             for rank in (0, 1):

@@ -15,8 +15,6 @@ It serves :ref:`performance-measure`.
 
 import contextlib
 import json
-import re
-import statistics
 import tempfile
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from torch.profiler import profile, record_function, schedule
 
 from ddplab import device, launch, record
 from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.labs.traces import communication, spans, steps_in, transfers
 from ddplab.runtime.clock import now
 
 STEPS, LAYERS, WIDTH, BATCH, RANKS = 11, 4, 512, 64, 2
@@ -97,14 +96,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %%
 # What was kept
 # -------------
-# The trace marks each step that it holds as ``ProfilerStep#n``.
-
-
-def steps_in(trace):
-    here = (e for e in trace if e.get("ph") == "X" and e.get("cat") == "user_annotation")
-    steps = (e["name"].split("#") for e in here if e["name"].startswith("ProfilerStep#"))
-    return sorted(int(number) for _, number in steps)
-
+# The trace marks each step that it holds as ``ProfilerStep#n``; ``ddplab.labs.traces`` reads it.
 
 happened, operators = runs["plain"][0]
 files = [steps_in(trace) for trace in traces["plain"]]
@@ -134,13 +126,6 @@ ax.set_title("The plan, as it happened; hatched: inside profiler.step()")
 # The three tables that every viewer shows, from the second file of rank 0.
 # *Self* time excludes the operators that an operator calls.
 
-
-def spans(trace, pattern):
-    here = (e for e in trace if e.get("ph") == "X" and e["cat"] != "gpu_user_annotation")
-    found = (e for e in here if re.match(pattern, e["name"]))
-    return sorted((e["ts"] / 1e3, (e["ts"] + e["dur"]) / 1e3, e) for e in found)
-
-
 trace = traces["plain"][-1]
 whole = sum(end - start for start, end, _ in spans(trace, "ProfilerStep#"))
 for region in REGIONS:
@@ -160,19 +145,6 @@ print(f"memory     highest − lowest       {(max(allocated) - min(allocated)) /
 # In the timeline, look at two moments of each step: when the last bucket is launched, and when the last all-reduce is done.
 # The time between them cannot be hidden behind this backward: the rank *waits*.
 # Bytes come from the recorded shapes of the calls; buckets are float32 in all four cases.
-
-LAUNCHES, TRANSFERS = r"c10d::allreduce_$", r"gloo:all_reduce|nccl\w*Kernel_AllReduce"
-
-
-def communication(trace):
-    rows = []
-    for start, end, _ in spans(trace, "ProfilerStep#"):
-        calls = [(at, e) for at, _, e in spans(trace, LAUNCHES) if start <= at < end]
-        done = [at for _, at, _ in spans(trace, TRANSFERS) if start <= at <= end]
-        sent = sum(4 * e["args"]["Input Dims"][0][0][0] for _, e in calls)
-        rows.append((len(calls), sent, end - start, max(done) - calls[-1][0]))
-    return [statistics.median(column) for column in zip(*rows, strict=True)]
-
 
 print("                  all-reduces      MiB sent         step   waits   share")
 print("                  per step    per 1,000 samples       ms      ms of step")
@@ -201,7 +173,7 @@ for ax, name in zip(axes, ("plain", "4 micro-batches"), strict=True):
         for at, until, _ in spans(traces[name][-1], f"{region}$"):
             if start <= at < end:
                 ax.barh(0, until - at, left=at - start, color=color, ec=INK, lw=0.5)
-    for at, until, _ in spans(traces[name][-1], TRANSFERS):
+    for at, until, _ in transfers(traces[name][-1]):
         if start <= at < end:
             ax.barh(1, until - at, left=at - start, color=RANK_COLORS[0], ec=INK, lw=0.5)
     ax.set_yticks([0, 1], ["main thread", "all-reduce"])

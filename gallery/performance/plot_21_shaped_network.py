@@ -15,6 +15,10 @@ It serves :ref:`performance-validation`.
 # ``fit`` times all-reduces of several sizes, issued as DDP does: several at once, one after the other.
 # ``steps`` times steps of DDP for several bucket caps.
 # The layers compute by sleeping (``ddplab.labs.sleeping``), so that all ranks fit on the cores of one host.
+#
+# .. literalinclude:: /../gallery/ddplab/labs/shaped_steps.py
+#    :language: python
+#    :start-at: def timed
 
 import json
 import tempfile
@@ -24,6 +28,7 @@ from statistics import mean, median
 from ddplab import record
 from ddplab.buckets import MIB
 from ddplab.costmodel import bucketed, equal_layers, fit_link, simulate_step
+from ddplab.labs import shaped_steps
 from ddplab.labs.machines import machines, torchrun
 from ddplab.labs.plotting import RANK_COLORS, describe, log_axis, subplots
 
@@ -32,48 +37,9 @@ SIZES, AT_ONCE = [2**n for n in range(16, 20)], 3  # bytes, all-reduces
 CAPS = (0.06, 0.12, 0.25, 0.75)  # MiB
 WARM, ROUNDS = 2, 5
 
-PROGRAM = f"""
-import json, os, sys, time, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from ddplab.labs.sleeping import SleepingLayers
-
-def slower(began):
-    took_s = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
-    dist.all_reduce(took_s, dist.ReduceOp.MAX)
-    return took_s.item()
-
-def all_reduces(tensors):
-    dist.barrier()
-    began = time.perf_counter()
-    for work in [dist.all_reduce(x, async_op=True) for x in tensors]:
-        work.wait()
-    return slower(began) / {AT_ONCE}
-
-def step(ddp):
-    dist.barrier()
-    began = time.perf_counter()
-    ddp(torch.ones(1)).sum().backward()
-    return slower(began)
-
-def model(cap):
-    layers = SleepingLayers({LAYERS}, {LAYER_BYTES}, {FORWARD_S}, {BACKWARD_S})
-    return DDP(layers, bucket_cap_mb=cap)
-
-dist.init_process_group("gloo")
-for task in sys.argv[2:]:
-    while not os.path.exists(sys.argv[1] + "/" + task):
-        time.sleep(0.01)
-    fit = task.startswith("fit")
-    if fit:
-        loads = [[torch.ones(n // 4) for _ in range({AT_ONCE})] for n in {SIZES}]
-    else:
-        loads = [model(cap) for cap in {CAPS}]
-    rounds = [[(all_reduces if fit else step)(load) for load in loads] for _ in range({WARM + ROUNDS})]
-    if dist.get_rank() == 0:
-        print(task + " took " + json.dumps(rounds[{WARM}:]), flush=True)
-dist.barrier()
-os._exit(0)
-"""
+PROGRAM = "--no-python", "python", shaped_steps.__file__
+SETTINGS = {"sizes": SIZES, "at_once": AT_ONCE, "caps": CAPS, "warm": WARM, "rounds": ROUNDS}
+SETTINGS["layers"] = LAYERS, LAYER_BYTES, FORWARD_S, BACKWARD_S
 
 # %%
 # Fit, predict, measure
@@ -94,7 +60,7 @@ def run(count, rates):
         if why_not:
             return why_not
         tasks = [f"{what}-{rate}" for rate in rates for what in ("fit", "steps")]
-        agents = torchrun(hosts, "--no-python", "python", "-c", PROGRAM, folder, *tasks)
+        agents = torchrun(hosts, *PROGRAM, folder, json.dumps(SETTINGS), *tasks)
 
         def ask(task):
             """Per load, what the rounds took, in order."""

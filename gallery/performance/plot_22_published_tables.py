@@ -21,7 +21,7 @@ from ddplab.costmodel import fit_link
 from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
 from ddplab.labs.published import fastest, fit_line, fit_three_lines, points, published
 
-tables = published("all-reduce")
+tables = published("published.json", "all-reduce")
 sources = sorted({table["source"]["repository"] for table in tables.values()})
 values = sum(len(row["bytes"]) for table in tables.values() for row in table["rows"])
 print(f"{len(tables)} tables of all-reduces, {values} times, from")

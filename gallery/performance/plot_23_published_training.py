@@ -20,7 +20,7 @@ from ddplab.costmodel import Cluster, bucketed, equal_layers, simulate_step
 from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.labs.published import published
 
-tables = published("training").values()
+tables = published("published.json", "training").values()
 record(tables=len(tables), sources=len({table["source"]["repository"] for table in tables}))
 
 # %%

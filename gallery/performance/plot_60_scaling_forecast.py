@@ -18,14 +18,14 @@ import math
 import random
 import statistics
 import time
-from statistics import NormalDist
 
 import torch
 import torch.distributed as dist
 
 from ddplab import device, launch, record
 from ddplab.buckets import MIB
-from ddplab.costmodel import Cluster, bucketed, equal_layers, simulate_step
+from ddplab.costmodel import bucketed, equal_layers, simulate_step
+from ddplab.labs.forecast import Fastest, slowest_of
 from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.runtime.clock import now
 from ddplab.runtime.slowlink import SlowLink
@@ -43,34 +43,13 @@ CASES = {  # share of the nominal rate, multiple of the latency, deviation of a 
 }
 RANKS = [2**k for k in range(15)]  # 1 … 16,384
 
-
-class Fastest:
-    """NCCL takes a ring or a tree, whichever it expects to be faster; so does this network."""
-
-    def __init__(self, ranks, rate, latency):
-        nodes, inside = max(1, ranks // RANKS_PER_NODE), min(ranks, RANKS_PER_NODE)
-        hops = latency * INSIDE_S, rate * INSIDE, latency * BETWEEN_S, rate * NODE
-        self.both = [Cluster(nodes, inside, *hops, name) for name in ("ring", "tree")]
-
-    def seconds(self, nbytes):
-        return min(cluster.seconds(nbytes) for cluster in self.both)
-
-
 # %%
 # The slowest of p
 # ----------------
 # A step ends when its slowest rank does.
-# If a rank takes :math:`\mu + \sigma z` with a normal :math:`z` of its own, the step takes :math:`\mu + \sigma m_p` in the mean, where :math:`m_p = \int z \, \mathrm{d}\Phi(z)^p` is the expected largest of :math:`p`.
+# If a rank takes :math:`\mu + \sigma z` with a normal :math:`z` of its own, the step takes :math:`\mu + \sigma m_p` in the mean, where :math:`m_p = \int z \, \mathrm{d}\Phi(z)^p` is the expected largest of :math:`p`; ``slowest_of`` integrates it.
 # For any :math:`t > 0`, :math:`e^{t m_p} \le \mathrm{E}\, e^{t \max z} \le p\, e^{t^2/2}`; with :math:`t = \sqrt{2 \ln p}` that is :math:`m_p \le \sqrt{2 \ln p}`: it grows, but slower than anything else here.
 # With :math:`k` micro-batches per step the deviation of their sum is only :math:`\sqrt{k}` times as large.
-
-
-def slowest_of(ranks, steps=4000):
-    """The expected maximum of `ranks` standard normal numbers."""
-    normal, width = NormalDist(), 20 / steps
-    edges = [normal.cdf(-10 + width * at) ** ranks for at in range(steps + 1)]
-    middles = (-10 + width * (at + 0.5) for at in range(steps))
-    return sum(z * (b - a) for z, a, b in zip(middles, edges, edges[1:], strict=False))
 
 
 LARGEST = {ranks: slowest_of(ranks) for ranks in RANKS}
@@ -83,6 +62,7 @@ assert all(LARGEST[ranks] <= math.sqrt(2 * math.log(ranks)) + 1e-6 for ranks in 
 # %%
 # A step at any scale
 # -------------------
+# ``Fastest`` takes a ring or a tree for each message, whichever is faster, as NCCL does.
 
 
 def step(ranks, samples, rate, latency, deviation):
@@ -92,7 +72,8 @@ def step(ranks, samples, rate, latency, deviation):
     gradients = equal_layers(24, NBYTES // 24, micro_s * 2 / 3)
     buckets = bucketed(gradients, 25 * MIB, MIB)
     times = {"optimizer_s": OPTIMIZER_S, "accumulation": count}
-    network = Fastest(ranks, rate, latency)
+    hops = latency * INSIDE_S, rate * INSIDE, latency * BETWEEN_S, rate * NODE
+    network = Fastest(ranks, RANKS_PER_NODE, hops)
     done = simulate_step(micro_s / 3, gradients, buckets, network, **times)
     return done.step_s + deviation * micro_s * math.sqrt(count) * LARGEST[ranks]
 

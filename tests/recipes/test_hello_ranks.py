@@ -81,7 +81,7 @@ CASES = {
         {"r2": {"GLOO_SOCKET_IFNAME": "lo", "gloo": "127.0.0.1"}},
         "interfaces",
         [2],
-        "find it at 127.0.0.1: GLOO_SOCKET_IFNAME=lo",
+        "announces the address 127.0.0.1: GLOO_SOCKET_IFNAME=lo",
         "WRONG",
     ),
     "127.0.1.1": (

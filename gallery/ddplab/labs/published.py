@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FILE = Path(__file__).parents[2] / "performance" / "published.json"
+FOLDER = Path(__file__).parents[2] / "performance"
 
 
-def published(kind: str) -> dict[str, dict[str, Any]]:
-    """Return the tables of a kind, ``all-reduce`` or ``training``, by their ids."""
-    tables = json.loads(FILE.read_text(encoding="utf-8"))["tables"]
+def published(file: str, kind: str) -> dict[str, dict[str, Any]]:
+    """Return the tables of a file that are of a kind, ``all-reduce`` or ``training``, by their ids."""
+    tables = json.loads((FOLDER / file).read_text(encoding="utf-8"))["tables"]
     return {table["id"]: table for table in tables if table["kind"] == kind}
 
 
