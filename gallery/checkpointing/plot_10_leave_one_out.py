@@ -151,7 +151,7 @@ record(steps=STEPS - SAVED, scale=scales[0], buffers_evaluation=ranks[0]["buffer
 
 # %%
 # A missing entry shows at once in the first loss, from the first update on, or only in the evaluation.
-# The picture has a panel for each entry; the grey lines are the others.
+# The picture has a panel for each entry; the gray lines are the others.
 
 # drawing
 fig, axes = subplots(2, 5, height_in=3.4, sharex=True, sharey=True)

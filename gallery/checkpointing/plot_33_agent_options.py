@@ -64,32 +64,31 @@ def watch(case):
 def summary(case, code, lines):
     fate, sign, options, _ = case
     pattern = re.compile(r"rank (\d) in life (\d) (.*)")
-    said = [(at_s, *m.groups()) for at_s, line in lines if (m := pattern.match(line))]
-    began = {life: at_s for at_s, _, life, text in said if text == "is there"}
-    heard = {
-        life: [text for _, *who, text in said if who == ["0", life]][1:] for life in began
-    }
+    printed = [(at_s, *m.groups()) for at_s, line in lines if (m := pattern.match(line))]
+    began = {life: at_s for at_s, _, life, text in printed if text == "is there"}
+    of_0 = [(life, text) for _, rank, life, text in printed if rank == "0"]
+    received = {life: [text for one, text in of_0 if one == life][1:] for life in began}
     causes = [f"rank 1: {fate.split(',')[0]}"] if fate != "stay" else []
     causes += [f"agent: {sign.name}"] if sign else []
     print(f"{', then '.join(causes)};  {' '.join(options) or 'no option'}")
     pause_s = max(began.values()) - min(began.values())
     lives = f"2 lives, {pause_s:.1f} s apart" if len(began) == 2 else "1 life"
-    texts = [f"in life {life} {', '.join(some)}" for life, some in heard.items() if some]
+    texts = [f"in life {life} {', '.join(some)}" for life, some in received.items() if some]
     print(f"    exit code {code}; {lives}; rank 0 {'; '.join(texts)}")
-    return code, len(began), pause_s, heard
+    return code, len(began), pause_s, received
 
 
 with ThreadPoolExecutor(3) as pool:
     ends = list(pool.map(watch, CASES))
 seen = [summary(case, *end) for case, end in zip(CASES, ends, strict=True)]
 
-codes, lives, pauses_s, heard = zip(*seen, strict=True)
+codes, lives, pauses_s, received = zip(*seen, strict=True)
 assert codes == (1, 0, 0, 0, 1, -signal.SIGUSR1, 1)
 assert lives == (1, 2, 2, 2, 2, 1, 1)
 assert pauses_s[3] > 2
-assert heard[4] == {"0": ["got SIGTERM", "exited by itself"], "1": ["got SIGTERM"]}
-assert heard[5]["0"] == ["lost its agent and went on"]
-assert "got SIGUSR1" in heard[6]["0"]
+assert received[4] == {"0": ["got SIGTERM", "exited by itself"], "1": ["got SIGTERM"]}
+assert received[5]["0"] == ["lost its agent and went on"]
+assert "got SIGUSR1" in received[6]["0"]
 record("s", slow=pauses_s[3], quick=pauses_s[1])
 
 # %%

@@ -178,7 +178,7 @@ for ax, name in zip(axes, ("plain", "4 micro-batches"), strict=True):
             ax.barh(1, until - at, left=at - start, color=RANK_COLORS[0], ec=INK, lw=0.5)
     ax.set_yticks([0, 1], ["main thread", "all-reduce"])
     ax.invert_yaxis()
-    ax.set_title(f"{name}: light forward, grey backward, violet optimizer")
+    ax.set_title(f"{name}: light forward, gray backward, violet optimizer")
 axes[-1].set_xlabel("ms since the step began")
 
 # %%

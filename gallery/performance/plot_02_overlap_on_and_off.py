@@ -36,7 +36,7 @@ def at_once(link, bucket):
     return link.all_reduce(bucket.buffer().mul_(1 / dist.get_world_size()))
 
 
-def behind(link, bucket):
+def afterwards(link, bucket):
     future = torch.futures.Future()
     HELD_BACK.append((bucket.buffer().mul_(1 / dist.get_world_size()), future))
     if bucket.is_last():
@@ -54,7 +54,7 @@ def behind(link, bucket):
 
 def worker(links_s):
     models, batch = {}, torch.ones(1)
-    for name, hook in (("off", behind), ("on", at_once)):
+    for name, hook in (("off", afterwards), ("on", at_once)):
         model = SleepingLayers(BUCKETS, NBYTES, 0, BACKWARD_S / BUCKETS)
         models[name] = over_link(model, batch, hook, bucket_cap_mb=NBYTES / 2**20)
     seen = {(seconds, name): [] for seconds in links_s for name in models}
@@ -87,7 +87,7 @@ def predict(seconds, overlap):
 
 seen = launch(worker, 2, LINKS_S)[0]
 saved = {}
-print("computing  sending |  behind  predicted | during  predicted  bound |  saved   at most")
+print("computing  sending |   after  predicted | during  predicted  bound |  saved   at most")
 for seconds in LINKS_S:
     off, on = (statistics.median(1e3 * t for t, _ in seen[seconds, n]) for n in ("off", "on"))
     for whole, sent in seen[seconds, "off"] + seen[seconds, "on"]:
@@ -116,9 +116,9 @@ for y, name in ((1, "off"), (0, "on")):
         start, free = 1e3 * max(launched, free), done
         times.barh(y - 0.19, 1e3 * done - start, 0.34, start, color=ACCENT, ec="white", lw=1)
     times.plot([1e3 * whole] * 2, [y - 0.4, y + 0.4], color=INK, lw=1, ls="--")
-times.set_yticks((1, 0), ("behind", "during"))
+times.set_yticks((1, 0), ("after", "during"))
 times.set(xlabel="time since the backward began (ms)", xlim=0)
-times.set_title("grey: computing · filled: a bucket travels · dashed: the end", fontsize=9.5)
+times.set_title("gray: computing · filled: a bucket travels · dashed: the end", fontsize=9.5)
 
 shares = [i / 50 for i in range(121)]
 most = [1e3 * BACKWARD_S * min(1, x) for x in shares]

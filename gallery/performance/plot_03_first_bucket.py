@@ -110,7 +110,7 @@ for (speed, name), step in predicted.items():
     record("ms", **{f"{speed}_{name.replace(' ', '_')}": 1e3 * whole})
 
 # %%
-# Bars are measured transfers, dashed lines the predicted ends, and the grey line is the end of computing.
+# Bars are measured transfers, dashed lines the predicted ends, and the gray line is the end of computing.
 
 # drawing
 fig, axes = subplots(1, 2, height_in=2.4, sharey=True)

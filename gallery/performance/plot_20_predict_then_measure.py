@@ -14,25 +14,23 @@ It serves :ref:`performance-validation`.
 # The second is a small transformer, whose gradients have many sizes.
 # It computes a batch of one, and then waits until a slower device would have finished (``ddplab.labs.sleeping``), so that no other program on this machine changes how fast it is.
 
-import contextlib
-import time
+from functools import partial
 from statistics import mean
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from ddplab import launch, record
+from ddplab import record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, bucketed, simulate_step
-from ddplab.labs.over_link import over_link
 from ddplab.labs.plotting import RANK_COLORS, describe, log_axis, subplots
 from ddplab.labs.sleeping import SleepingLayers, paced
+from ddplab.labs.timed_steps import time_steps
 
 MODELS, RANKS, ROUNDS = ("layers", "transformer"), 2, 5
 
 
-def build(name, scale):
+def build(name, scale=1):
     torch.manual_seed(0)
     if name == "layers":
         return SleepingLayers(12, scale * 2**16, 1e-3, 2e-3), torch.ones(1)
@@ -46,52 +44,13 @@ def build(name, scale):
 
 # %%
 # A load is a bucket cap in MiB, a link (latency and rate), and a number of micro-batches.
-# A rank runs all loads in turn, so that a busy moment of the machine hits all of them alike.
+# ``time_steps`` runs all loads in turn, so that a busy moment of the machine hits all of them alike.
 # A communication hook emulates the link (``ddplab.runtime.slowlink``).
-
-
-def worker(name, loads, rounds, scale=1):
-    models, ready, seen = {}, [], {load: [] for load in loads}
-    for cap in dict.fromkeys(cap for cap, _, _ in loads):
-        model, batch = build(name, scale)
-        note = lambda p: ready.append((p.nbytes, time.perf_counter()))  # noqa: E731
-        for p in model.parameters():
-            p.register_post_accumulate_grad_hook(note)
-        models[cap] = over_link(model, batch, bucket_cap_mb=cap)
-    for load in rounds * loads:
-        (ddp, link), (link.latency_s, link.bytes_per_s), k = models[load[0]], *load[1:]
-        dist.barrier()
-        link.log.clear()
-        begin = time.perf_counter()
-        for micro in range(k):
-            ready.clear()
-            with ddp.no_sync() if micro < k - 1 else contextlib.nullcontext():
-                loss = ddp(batch).square().mean()
-                middle = time.perf_counter()
-                loss.backward()
-        times = [
-            time.perf_counter() - begin,
-            middle - begin,
-            *(at - middle for _, at in ready),
-        ]
-        times += [t.launched_s - begin for t in link.log] + [
-            t.done_s - begin for t in link.log
-        ]
-        slower = torch.tensor(times, dtype=torch.float64)
-        dist.all_reduce(slower, dist.ReduceOp.MAX)
-        sizes = [nbytes for nbytes, _ in ready], [t.nbytes for t in link.log]
-        seen[load].append((slower, *sizes))
-    return seen
-
-
-def run(name, loads, rounds, scale=1):
-    """Per load: the times in ms, a row per round; the gradients' bytes; the buckets' bytes."""
-    for load, samples in launch(worker, RANKS, name, loads, rounds, scale)[0].items():
-        times, gradients, buckets = zip(*samples, strict=True)
-        yield load, 1e3 * torch.stack(times), gradients[0], buckets[0]
-
-
-# %%
+#
+# .. literalinclude:: /../gallery/ddplab/labs/timed_steps.py
+#    :language: python
+#    :pyobject: worker
+#
 # Profile
 # -------
 # One bucket, and a link that costs nothing: what is left is the forward, and the moment when each gradient is ready.
@@ -99,17 +58,22 @@ def run(name, loads, rounds, scale=1):
 ALONE = (1000, (0, 1e15), 1)  # the load that is all computing
 
 
-def profile_of(times, nbytes):
+def profile_of(times):
     """The forward in s, and each gradient as (ready in s, bytes)."""
-    _, forward_ms, *ready_ms = times.median(dim=0).values.tolist()
-    return forward_ms / 1e3, [(ms / 1e3, n) for ms, n in zip(ready_ms, nbytes, strict=False)]
+    ready_s = (times.ready.median(dim=0).values / 1e3).tolist()
+    return times.forward.median().item() / 1e3, list(
+        zip(ready_s, times.gradient_bytes, strict=True)
+    )
 
 
 profiles = {}
 for name in MODELS:
-    ((_, times, nbytes, _),) = run(name, [ALONE], 25)
-    forward_s, gradients = profiles[name] = profile_of(times, nbytes)
-    print(f"{name:11}: {len(nbytes)} gradients, {sum(nbytes)} bytes;", end=" ")
+    (times,) = time_steps(partial(build, name), [ALONE], 25)
+    forward_s, gradients = profiles[name] = profile_of(times)
+    print(
+        f"{name:11}: {len(gradients)} gradients, {sum(n for _, n in gradients)} bytes;",
+        end=" ",
+    )
     print(f"forward {1e3 * forward_s:.1f} ms, backward {1e3 * gradients[-1][0]:.1f} ms")
 
 # %%
@@ -157,9 +121,10 @@ def off(predicted, middles):
 
 measured, errors = {}, {}
 for name in MODELS:
-    _, times, _, sent = zip(*run(name, LOADS, ROUNDS), strict=True)
-    assert list(sent) == [[t.nbytes for t in step.timeline] for step in steps[name]]
-    measured[name] = [ms[:, 0].sort().values.tolist() for ms in times]
+    times = time_steps(partial(build, name), LOADS, ROUNDS)
+    sent = [[t.nbytes for t in step.timeline] for step in steps[name]]
+    assert [each.bucket_bytes for each in times] == sent
+    measured[name] = [each.whole.sort().values.tolist() for each in times]
     middles = [ms[ROUNDS // 2] for ms in measured[name]]
     errors[name] = off(predicted[name], middles)
     table(name, [f"{m:.1f}{e:+6.1f} %" for m, e in zip(middles, errors[name], strict=True)])
@@ -208,10 +173,11 @@ expected = steps["layers"][1]
 print("   real bytes, rate        predicted    measured    error  launched  delivered  ended")
 for scale in (1, 8, 32):
     big = [(scale * cap, (latency_s, scale * rate), 1)]
-    ((_, times, _, sent),) = run("layers", big, ROUNDS, scale)
-    whole, *ms = times.median(dim=0).values.tolist()
-    launched, done = ms[-2 * len(sent) : -len(sent)], ms[-len(sent) :]
-    due = 0.0
+    (times,) = time_steps(partial(build, "layers", scale), big, ROUNDS)
+    launched, done = (
+        t.median(dim=0).values.tolist() for t in (times.launched, times.delivered)
+    )
+    whole, sent, due = times.whole.median().item(), times.bucket_bytes, 0.0
     for at, nbytes in zip(launched, sent, strict=True):
         due = max(at, due) + 1e3 * (latency_s + nbytes / rate / scale)
     late = launched[-1] - 1e3 * expected.timeline[-1].ready_s, done[-1] - due, whole - done[-1]
@@ -227,11 +193,11 @@ for scale in (1, 8, 32):
 # The second thing that breaks it is a machine whose speed changes: the same transformer without the waiting, on a larger batch.
 # Each round also has a step that only computes, so the same minutes give a second profile.
 
-((_, times, nbytes, _),) = run("computing", [ALONE], 3 * ROUNDS)
-profiles["before"] = profile_of(times, nbytes)
-(_, times, nbytes, _), *cells = run("computing", [ALONE, *LOADS[:4]], 3 * ROUNDS)
-profiles["meanwhile"] = profile_of(times, nbytes)
-middles = [times[:, 0].median().item() for _, times, _, _ in cells]
+computing = partial(build, "computing")
+(before,) = time_steps(computing, [ALONE], 3 * ROUNDS)
+meanwhile, *times = time_steps(computing, [ALONE, *LOADS[:4]], 3 * ROUNDS)
+profiles |= {"before": profile_of(before), "meanwhile": profile_of(meanwhile)}
+middles = [each.whole.median().item() for each in times]
 
 print(f"{'profiled':11}{'forward':>11}{'backward':>11}   error of the steps predicted from it")
 for name in ("before", "meanwhile"):

@@ -2,7 +2,7 @@
 DDP beside the alternatives
 ===========================
 
-The same model and the same data, trained by DDP, by Accelerate, with ZeRO's optimizer, with FSDP2 and in the way of DataParallel: what does each hold, send and cost?
+The same model and the same data, trained by DDP, by Accelerate, with ZeRO's optimizer, with FSDP2 and in the style of DataParallel: what does each hold, send and cost?
 Losses are compared bit for bit, bytes are counted, and times are ratios to DDP in the same processes.
 It serves :ref:`performance-alternatives`.
 """
@@ -138,7 +138,7 @@ ranks = launch(worker, RANKS, quiet=True, env=a_gpu_each(RANKS))
 # The same numbers
 # ----------------
 # Losses of every step, on every rank.
-# In the way of DataParallel only rank 0 has a loss: that of the whole batch, the mean of the ranks' losses.
+# In the style of DataParallel only rank 0 has a loss: that of the whole batch, the mean of the ranks' losses.
 
 of_ddp = [losses["DDP"] for losses, *_ in ranks]
 mean = torch.tensor(of_ddp).mean(dim=0)
@@ -209,7 +209,7 @@ right.set_title("What a step costs, here", fontsize=9.5)
 # - Accelerate's wrapper *is* DDP with default options: the same bytes and bits, and :measured:`wrappers-compared.accelerate_time:.2f` times its time.
 # - ZeRO's optimizer keeps the states of its own share of the parameters and broadcasts what it has updated: :measured:`wrappers-compared.zero_held:.2f` instead of :measured:`wrappers-compared.ddp_held:.2f`, for one broadcast per parameter.
 # - FSDP2 divides weights, gradients and states, :measured:`wrappers-compared.fsdp2_held:.2f`, and gathers each layer twice per step, for the forward and again for the backward.
-# - In the way of DataParallel, rank 0 holds and does more than the others, and everything passes through it.
+# - In the style of DataParallel, rank 0 holds and does more than the others, and everything passes through it.
 #
 # What this does not mean
 # -----------------------

@@ -133,7 +133,7 @@ for i, loop in enumerate(LOOPS):
 #
 # - Two loops are right and slow: without ``no_sync``, or with it around the backward only, every micro-batch is reduced, and a step takes :measured:`accumulation-compared.without_no_sync_time:.1f` and :measured:`accumulation-compared.no_sync_around_backward_only_time:.1f` times as long over this link.
 #   (The mean of values that are already averaged does not change, so repeated reduction does not harm the numbers.)
-# - A loss that is not divided gives the sum of the micro-batches: K times the gradient, on all ranks alike, which looks like a learning rate that is K times too high.
+# - A loss that is not divided gives the sum of the micro-batches: K times the gradient, the same on all ranks, which looks like a learning rate that is K times too high.
 # - With all micro-batches under ``no_sync`` nothing is sent, the step is the fastest, and the ranks diverge.
 #
 # What this does not mean

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, DistributedSampler, StackDataset, Subse
 try:
     from ddplab.checkpoint import CheckpointError, CheckpointManager
 except ImportError:  # the kit is not installed
-    from checkpoint import CheckpointError, CheckpointManager  # its file, copied here
+    from checkpoint import CheckpointError, CheckpointManager  # its file, copied beside this
 
 REFUSED, SAVED = 2, 75  # 75 is EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
 signals = []  # SIGTERM and SIGUSR1 as they come; torchrun sends each twice

@@ -22,7 +22,7 @@ from ddplab.labs.recipes import FOLDER
 # What you type on each machine
 # -----------------------------
 # The endpoint is an address of one of them, and a port that is free there.
-# The commands differ only in ``--local-addr``, which real machines rarely need, and in the node rank that they ask for; the lab shows what becomes of that.
+# The commands differ only in ``--local-addr``, which real machines rarely need, and in the node rank that they ask for; the lab shows what comes of it.
 
 
 def agent(address, endpoint, *options):

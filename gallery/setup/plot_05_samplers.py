@@ -91,9 +91,9 @@ assert tiny == [[]] * RANKS
 # - Unshuffled, rank :math:`r` reads samples :math:`r`, :math:`r+p`, :math:`r+2p` and so on; shuffled, the same positions of one order that all ranks draw alike.
 # - Padding takes the first samples of the order, so with shuffling it repeats other samples in each epoch.
 # - With ``drop_last=True`` and two samples, each rank has an empty epoch: the loop ends at once, and nothing is trained.
-# - A seed of its own on each rank makes four orders out of one, and :measured:`samplers.never:.1f` of a large data set are not read in this epoch.
+# - A different seed on each rank makes four orders out of one, and :measured:`samplers.never:.1f` of a large data set are not read in this epoch.
 #   A rank skips a sample with probability :math:`1-1/p`, so all of them do with :math:`(1-1/p)^p`, which tends to :math:`1/e`.
 #
 # What this does not mean
 # -----------------------
-# That ranks must be seeded alike: dropout and augmentation want a seed per rank, and only the sampler's ``seed`` must be common.
+# That all ranks need the same seed: dropout and augmentation want a seed per rank, and only the sampler's ``seed`` must be the same.

@@ -35,7 +35,7 @@ print(f"two machines: {kind}\n{len(seen)} connections")
 # %%
 # Who listens, and who connected
 # ------------------------------
-# A store listens on a port of its own. Agent 0 has two: the one that agent 1 connects to, and the one for the ranks.
+# Each store listens on its own port, and agent 0 has two: agent 1 connects only to that of the rendezvous.
 
 meeting = next(c.port for c in seen if c.client == "agent 1")
 stores = {"rendezvous store": [], "group's store": []}

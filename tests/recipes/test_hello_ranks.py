@@ -295,7 +295,7 @@ def test_debians_name_for_itself(nodes: Nodes) -> None:
     for node in nodes:
         node.hosts(f"127.0.0.1 localhost\n127.0.1.1 {node.name}\n")
     table, _ = ended(start(nodes, [0, 1], 2))
-    assert "find it at 127.0.1.1: its host name stands for" in " ".join(table.split())
+    assert "announces the address 127.0.1.1: its host name resolves to" in " ".join(table.split())
 
 
 @pytest.mark.full
