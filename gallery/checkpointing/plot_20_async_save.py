@@ -75,13 +75,10 @@ def train(folder):
     for i in range(ROUNDS):
         for save in (torch_save, dcp_save, async_save):
             times = [timed(train_step, model, optimizer)[0] for _ in range(2)]
-            state = dict(
-                zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)
-            )
-            called, path = (
-                layers[0].weight.detach().cpu().clone(),
-                f"{folder}/{save.__name__}-{i}",
-            )
+            weights, moments = get_state_dict(model, optimizer)
+            state = {"model": weights, "optimizer": moments}
+            called = layers[0].weight.detach().cpu().clone()
+            path = f"{folder}/{save.__name__}-{i}"
             stall, future = timed(save, state, path, group)
             times += [timed(train_step, model, optimizer)[0] for _ in range(STEPS - 2)]
             wait = timed(future.result)[0] if future else 0  # before the next save
@@ -100,10 +97,9 @@ def train(folder):
 
 with tempfile.TemporaryDirectory() as folder:
     ranks = launch(train, 2, folder, quiet=True)
-median = {  # over the rounds, without the first
-    way: [statistics.median(column) for column in zip(*rows[1:], strict=True)]
-    for way, rows in ranks[0][0].items()
-}
+median = {}  # over the rounds, without the first
+for way, rows in ranks[0][0].items():
+    median[way] = [statistics.median(column) for column in zip(*rows[1:], strict=True)]
 print("medians, ms    stall of the call    steps before / after    whole round")
 for way, (*times, stall, whole) in median.items():
     before, after = statistics.mean(times[:2]), statistics.mean(times[2:])
@@ -178,8 +174,9 @@ def load(path):
 with tempfile.TemporaryDirectory() as folder:
     old, new = f"{folder}/step-1", f"{folder}/step-2"
     launch(lambda: dcp.save(content(1), checkpoint_id=old) and None, 2, quiet=True)
-    results, cases = [], {"killed in a new one": (new, new), "the old one, then": (None, old)}
-    for what, (target, read) in {**cases, "killed over the old": (old, old)}.items():
+    cases = {"killed in a new one": (new, new), "the old one, then": (None, old)}
+    cases["killed over the old"], results = (old, old), []
+    for what, (target, read) in cases.items():
         if target:
             assert [e.how for e in postmortem(killed, 2, target)] == ["raised", "died"]
         results.append(launch(load, 2, read, quiet=True)[0])
