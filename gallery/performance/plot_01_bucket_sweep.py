@@ -21,7 +21,7 @@ import torch
 from ddplab import launch, record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from ddplab.labs.over_link import over_link, timed_backward
+from ddplab.labs.over_link import over_link, timed_step
 from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, log_axis, subplots
 from ddplab.labs.sleeping import SleepingLayers
 
@@ -76,7 +76,7 @@ draw("Predicted, before any run").legend(fontsize=8.5, loc="lower left")
 # Measure
 # -------
 # There is one model per cap, and the caps take turns, so that a busy moment of the machine hits all of them alike.
-# ``over_link`` wraps a model in DDP over an emulated link and takes the first steps, until DDP has rebuilt its buckets; ``timed_backward`` times one backward and reads the link's log.
+# ``over_link`` wraps a model in DDP over an emulated link and takes the first steps, until DDP has rebuilt its buckets; ``timed_step`` times one step and reads the link's log; without its forward, that is the backward.
 # ``first`` is when the first bucket was launched, ``busy`` how long transfers occupied the link.
 
 
@@ -89,11 +89,12 @@ def worker(caps, rounds):
         models[k] = ddp, link, []
     for _ in range(rounds):
         for ddp, link, seen in models.values():
-            whole, log = timed_backward(ddp, link, batch)
+            whole, log = timed_step(ddp, link, batch)
             free, busy = 0.0, 0.0
             for sent in log:
                 free, busy = sent.done_s, busy + sent.done_s - max(sent.launched_s, free)
-            seen.append(((whole, log[0].launched_s, busy), [sent.nbytes for sent in log]))
+            times = whole - FORWARD_S, log[0].launched_s - FORWARD_S, busy
+            seen.append((times, [sent.nbytes for sent in log]))
     return {k: seen for k, (_, _, seen) in models.items()}
 
 

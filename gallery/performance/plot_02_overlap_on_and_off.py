@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ddplab import launch, record
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from ddplab.labs.over_link import over_link, timed_backward
+from ddplab.labs.over_link import over_link, timed_step
 from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.labs.sleeping import SleepingLayers
 
@@ -62,7 +62,7 @@ def worker(links_s):
         for (seconds, name), runs in seen.items():
             ddp, link = models[name]
             link.bytes_per_s = BUCKETS * NBYTES / seconds
-            runs.append(timed_backward(ddp, link, batch))
+            runs.append(timed_step(ddp, link, batch))
         gradients = [[p.grad.clone() for p in ddp.parameters()] for ddp, _ in models.values()]
         assert all(map(torch.equal, *gradients))  # only the time is different
     return seen

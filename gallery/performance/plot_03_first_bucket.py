@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddplab import launch, record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, equal_layers, simulate_step
-from ddplab.labs.over_link import over_link, timed_backward
+from ddplab.labs.over_link import over_link, timed_step
 from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, name_rows, subplots
 from ddplab.labs.sleeping import SleepingLayers
 from ddplab.runtime.torch_private import ddp_facts, torch_assign
@@ -94,7 +94,7 @@ def worker():
         for speed, like in LINKS.items():
             for name, (ddp, link) in models.items():
                 link.latency_s, link.bytes_per_s = like.latency_s, like.bytes_per_s
-                seen.setdefault((speed, name), []).append(timed_backward(ddp, link, batch))
+                seen.setdefault((speed, name), []).append(timed_step(ddp, link, batch))
     return seen
 
 

@@ -1,4 +1,4 @@
-"""DDP and torch's hooks over an emulated link, and one timed backward: what the labs on buckets measure with."""
+"""DDP and torch's hooks over an emulated link, and one timed step: what the labs on buckets measure with."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ def over_link(
     return ddp, link
 
 
-def timed_backward(ddp: nn.Module, link: SlowLink, batch: Tensor) -> tuple[float, list[Transfer]]:
-    """Run a forward and a backward on all ranks; return the seconds of the backward, and what the link carried.
+def timed_step(ddp: nn.Module, link: SlowLink, batch: Tensor) -> tuple[float, list[Transfer]]:
+    """Run a forward and a backward on all ranks; return their seconds, and what the link carried.
 
-    The times of the transfers count from the start of the backward.
+    The times of the transfers count from the start of the forward.
     """
     ddp.zero_grad()
     dist.barrier()
     link.log.clear()
-    loss = ddp(batch).square().mean()
     began = time.perf_counter()
-    loss.backward()
+    ddp(batch).square().mean().backward()
     whole_s = time.perf_counter() - began
     return whole_s, [Transfer(t.nbytes, t.launched_s - began, t.done_s - began) for t in link.log]
 
