@@ -9,12 +9,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-def data_parallel_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
-    """Return a function that takes one step with this rank's batch; rank 0 gets the loss, the others get zero."""
-    first, parameters = dist.get_rank() == 0, list(model.parameters())
+def data_parallel_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> Callable[[Tensor], Tensor]:
+    """Return a function that takes one step with this rank's batch; rank 0 gets the loss."""
+    first, world = dist.get_rank() == 0, dist.get_world_size()
+    parameters = list(model.parameters())
 
     def gathered(tensor: Tensor) -> Tensor:
-        shares = [torch.empty_like(tensor) for _ in range(dist.get_world_size())] if first else None
+        shares = [torch.empty_like(tensor) for _ in range(world)] if first else None
         dist.gather(tensor, shares)
         return torch.cat(shares) if shares else tensor
 
@@ -28,7 +32,7 @@ def data_parallel_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ca
         loss, slopes, mine = torch.zeros(()), None, torch.empty_like(out)
         if first:  # the loss of the whole batch, and its gradient for each rank's outputs
             loss = (outs.requires_grad_() - target).square().mean()
-            slopes = list(torch.autograd.grad(loss, outs)[0].chunk(dist.get_world_size()))
+            slopes = list(torch.autograd.grad(loss, outs)[0].chunk(world))
         dist.scatter(mine, slopes)
         out.backward(mine)
         for p in parameters:  # collect the gradients of the weights

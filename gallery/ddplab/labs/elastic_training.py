@@ -10,6 +10,7 @@ import datetime
 import os
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,8 +27,14 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int = 0, world: int = 1) -> Tensor:
-    """Train on this rank's share of the eight samples of a step; return the mean loss of the share."""
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    rank: int = 0,
+    world: int = 1,
+) -> Tensor:
+    """Train on this rank's share of the step's eight samples; return the share's mean loss."""
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))[rank::world]
     loss: Tensor = (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
     optimizer.zero_grad()
@@ -44,11 +51,12 @@ def main(folder: str, steps: int, save_every: int, fatal_step: int, pause_s: flo
     def say(text: str) -> None:
         print(f"rank {rank} of {world} │ {text}\n", end="", flush=True)
 
-    # The port changes with each restart. On a busy machine another program may have taken it by now,
-    # so here it only names the file through which the ranks meet.
+    # The port changes with each restart. On a busy machine another program may have taken it
+    # by now, so here it only names the file through which the ranks meet.
     meeting = f"file://{folder}/meeting-{os.environ['MASTER_PORT']}"
     wait = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world, timeout=wait)
+    options: dict[str, Any] = {"rank": rank, "world_size": world, "timeout": wait}
+    dist.init_process_group("gloo", init_method=meeting, **options)
     plain, optimizer = build()
     model = DistributedDataParallel(plain)
     manager, state = CheckpointManager(folder), {"model": model, "optimizer": optimizer}
@@ -73,4 +81,5 @@ def main(folder: str, steps: int, save_every: int, fatal_step: int, pause_s: flo
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]), pause_s=float(sys.argv[5]))  # type: ignore[misc]
+    steps, save_every, fatal_step = map(int, sys.argv[2:5])
+    main(sys.argv[1], steps, save_every, fatal_step, float(sys.argv[5]))

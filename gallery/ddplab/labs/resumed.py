@@ -15,17 +15,24 @@ from ..runtime.rank import device
 
 
 class SmallRun:
-    """A network with dropout, AdamW, and data that follow from the step and the rank; ``options`` go to DDP."""
+    """A network with dropout, AdamW, and data that follow from step and rank."""
 
     def __init__(
-        self, *, dropout: float = 0.1, norm: bool = False, one_batch: bool = False, sgd: bool = False, **options: Any
+        self,
+        *,
+        dropout: float = 0.1,
+        norm: bool = False,
+        one_batch: bool = False,
+        sgd: bool = False,
+        **options: Any,  # of DDP
     ) -> None:
         torch.manual_seed(0)
         block = [nn.Linear(16, 64), nn.Tanh(), nn.Dropout(dropout), nn.Linear(64, 64)]
         norms = [nn.BatchNorm1d(64)] if norm else []
         net = nn.Sequential(*block, *norms, nn.Tanh(), nn.Linear(64, 4)).to(device())
         self.model, self.one_batch = DistributedDataParallel(net, **options), one_batch
-        self.optimizer = (torch.optim.SGD if sgd else torch.optim.AdamW)(net.parameters(), lr=0.01)
+        kind = torch.optim.SGD if sgd else torch.optim.AdamW
+        self.optimizer = kind(net.parameters(), lr=0.01)
         torch.manual_seed(1 + dist.get_rank())  # each rank drops other activations
 
     def loss(self, step: int = 0) -> Tensor:
@@ -50,7 +57,7 @@ class SmallRun:
 def resumed(
     make: Callable[[], SmallRun], folder: str, saved: int, steps: int, warm_ups: int = 0
 ) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Return what ``steps`` steps after the checkpoint gave: in the uninterrupted run, and in a resumed one.
+    """Return what ``steps`` steps after the checkpoint gave: uninterrupted, and resumed.
 
     Args:
         make: makes the run; it is called once for each of the two.

@@ -22,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ddplab.labs.sleeping import SleepingLayers
 
 
-def timed(action: Callable[[], None]) -> float:
-    """Return the seconds of the action on the slower rank."""
+def timed(run: Callable[[Any], None], load: Any) -> float:
+    """Return the seconds that ``run(load)`` takes on the slower rank."""
     dist.barrier()
     began = time.perf_counter()
-    action()
+    run(load)
     took_s = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
     dist.all_reduce(took_s, dist.ReduceOp.MAX)
     return took_s.item()
@@ -52,16 +52,16 @@ def main(folder: Path, settings: dict[str, Any], tasks: Sequence[str]) -> None:
             time.sleep(0.01)
         fit = task.startswith("fit")
         if fit:
-            loads = [[torch.ones(n // 4) for _ in range(settings["at_once"])] for n in settings["sizes"]]
+            count = range(settings["at_once"])
+            loads = [[torch.ones(n // 4) for _ in count] for n in settings["sizes"]]
         else:
             loads = [
                 DistributedDataParallel(SleepingLayers(*settings["layers"]), bucket_cap_mb=cap)
                 for cap in settings["caps"]
             ]
-        rounds = [
-            [timed(lambda load=load, run=all_reduces if fit else step: run(load)) for load in loads]  # type: ignore[misc]
-            for _ in range(settings["warm"] + settings["rounds"])
-        ]
+        run: Callable[[Any], None] = all_reduces if fit else step
+        times = range(settings["warm"] + settings["rounds"])
+        rounds = [[timed(run, load) for load in loads] for _ in times]
         if dist.get_rank() == 0:
             print(f"{task} took {json.dumps(rounds[settings['warm'] :])}", flush=True)
     dist.barrier()

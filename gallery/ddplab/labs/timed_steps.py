@@ -15,6 +15,7 @@ from ..runtime.launcher import launch
 from .over_link import over_link
 
 Build = Callable[[], tuple[nn.Module, Tensor]]
+Sample = tuple[Tensor, list[int], list[int]]
 Load = tuple[float, tuple[float, float], int]  # bucket cap in MiB; the link's latency and rate; micro-batches
 
 
@@ -43,14 +44,18 @@ def time_steps(build: Build, loads: Sequence[Load], rounds: int, ranks: int = 2)
     return found
 
 
-def worker(build: Build, loads: Sequence[Load], rounds: int) -> list[list[tuple[Tensor, list[int], list[int]]]]:
-    """Return, for each load and round, all times in s as one tensor, and the bytes of gradients and buckets."""
-    models, seen = {}, [[] for _ in loads]  # type: ignore[var-annotated]
-    ready: list[tuple[int, float]] = []
+def worker(build: Build, loads: Sequence[Load], rounds: int) -> list[list[Sample]]:
+    """Return, for each load and round, all times in s and the sizes in bytes."""
+    models, ready = {}, []
+    seen: list[list[Sample]] = [[] for _ in loads]
+
+    def note(p: Tensor) -> None:
+        ready.append((p.nbytes, time.perf_counter()))
+
     for cap in dict.fromkeys(cap for cap, _, _ in loads):
         model, batch = build()
         for p in model.parameters():
-            p.register_post_accumulate_grad_hook(lambda p: ready.append((p.nbytes, time.perf_counter())))  # type: ignore[no-untyped-call]
+            p.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
         models[cap] = over_link(model, batch, bucket_cap_mb=cap)
     for at, (cap, like, count) in rounds * list(enumerate(loads)):
         (ddp, link), (link.latency_s, link.bytes_per_s) = models[cap], like
@@ -63,9 +68,12 @@ def worker(build: Build, loads: Sequence[Load], rounds: int) -> list[list[tuple[
                 loss = ddp(batch).square().mean()
                 middle = time.perf_counter()
                 loss.backward()
-        times = [time.perf_counter() - began, middle - began, *(at_s - middle for _, at_s in ready)]
-        times += [t.launched_s - began for t in link.log] + [t.done_s - began for t in link.log]
+        times = [time.perf_counter() - began, middle - began]
+        times += [at_s - middle for _, at_s in ready]
+        times += [t.launched_s - began for t in link.log]
+        times += [t.done_s - began for t in link.log]
         slower = torch.tensor(times, dtype=torch.float64)
         dist.all_reduce(slower, dist.ReduceOp.MAX)
-        seen[at].append((slower, [nbytes for nbytes, _ in ready], [t.nbytes for t in link.log]))
+        sizes = [nbytes for nbytes, _ in ready], [t.nbytes for t in link.log]
+        seen[at].append((slower, *sizes))
     return seen

@@ -12,7 +12,8 @@ import time
 
 def main(fate: str, exit_s: float, folder: str) -> None:
     """Wait for half a minute at most."""
-    rank, life, agent = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], os.getppid()
+    rank, life = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+    agent = os.getppid()
     ready = f"{folder}/{agent}"  # a signal that comes before its handler would end rank 0
 
     def say(text: str) -> None:
