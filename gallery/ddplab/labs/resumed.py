@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..checkpoint import CheckpointManager
-from ..runtime.rank import device
+from ..runtime.group import device
 
 
 class SmallRun:
