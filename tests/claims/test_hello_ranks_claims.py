@@ -30,8 +30,8 @@ def test_the_ranks_that_are_there_name_the_one_that_is_not():
         assert [program.wait(LIMIT_S) for program in two] == [1, 1]
         assert [program.wait(LIMIT_S) for program in three] == [0, 0, 0]
     assert "2 of 3 are here" in two[0].output
-    assert "rank 2: not heard of" in two[0].output
-    assert "not heard of" not in three[0].output
+    assert "rank 2: no message" in two[0].output
+    assert "no message" not in three[0].output
 
 
 @proves("setup-store-client-unbounded")

@@ -26,7 +26,6 @@ TORCH_PRIVATE = {
     "gallery/ddplab/runtime/torch_private.py": "the one place for them",
     "gallery/ddplab/runtime/preload.py": "imports torch._dynamo early, which the first DDP would import",
     "gallery/ddplab/model/tuning": "imports it early, too, so that no measured step does",
-    "gallery/performance/plot_13_compile_overlap.py": "a lab about a backend of torch.compile without a public name",
     "tests/claims/test_debugging_tools.py": "a claim about that dump",
     "tests/simulated/sitecustomize.py": "a torch with GPUs that are not there",
 }
