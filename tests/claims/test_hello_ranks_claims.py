@@ -23,7 +23,7 @@ def test_the_ranks_that_are_there_name_the_one_that_is_not():
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3"}
         meet |= a_gpu_each(3)  # or none: three ranks on one GPU would be wrong too
         command = ["python", str(FOLDER / "hello_ranks.py"), f"--patience={patience_s}", "--mib=1"]
-        return [host.fork(command, {**meet, "RANK": str(rank)}) for rank in ranks]
+        return [host.fork(command, {**meet, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in ranks]
 
     with loopback(1) as (host,):
         two, three = start(4, 0, 1), start(30, 0, 1, 2)
