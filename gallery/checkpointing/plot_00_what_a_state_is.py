@@ -2,8 +2,8 @@
 What a state is
 ===============
 
-A run of two ranks, in the middle of an epoch: all that the next step depends on, entry by entry.
-How many bytes is it, and is it the same on every rank?
+Two ranks in the middle of an epoch: what does the next step depend on, entry by entry?
+How many bytes does each entry have, and is it the same on every rank?
 It serves :ref:`checkpointing-state`.
 """
 
@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddplab import device, launch, record
 from ddplab.checkpoint import CheckpointManager
 from ddplab.labs.plotting import ACCENT, MUTED, describe, subplots
+from ddplab.labs.storages import tensors_in
 
 RANKS, STEPS, WIDTH = 2, 5, 128
 
@@ -39,7 +40,7 @@ def build():
         "optimizer": optimizer,
         "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100),
         "scaler": torch.amp.GradScaler(device().type, init_scale=1024.0),
-        "order": torch.Generator().manual_seed(7),  # shuffles alike on all ranks
+        "order": torch.Generator().manual_seed(7),  # shuffles the same way on all ranks
         "position": {"epoch": 2, "batch": 0},
         "config": {"width": WIDTH, "lr": 1e-3},
     }
@@ -59,18 +60,16 @@ def train(state, steps):
 
 
 # %%
-# Every rank takes its own run apart, and the script compares the parts.
-# In the table, bytes are those of the tensors; of an entry without tensors, those of its pickle.
+# Every rank lists the entries of its own run, and the script compares them.
+# In the table, bytes are those of the tensors; for an entry without tensors, those of its pickle.
 
 
-def parts(state):
+def entries(state):
     model = state["model"].module
     return {
         "parameters": [p.detach() for p in model.parameters()],
         "buffers": list(model.buffers()),
-        "optimizer": state["optimizer"].state_dict(),
-        "scheduler": state["scheduler"].state_dict(),
-        "scaler": state["scaler"].state_dict(),
+        **{name: state[name].state_dict() for name in ("optimizer", "scheduler", "scaler")},
         "order of the data": state["order"].get_state(),
         "position": state["position"],
         "configuration": state["config"],
@@ -80,19 +79,10 @@ def parts(state):
     }
 
 
-def tensors_in(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    values = value.values() if isinstance(value, dict) else value
-    return [t for v in values for t in tensors_in(v)] if isinstance(value, dict | list) else []
-
-
-def nbytes(value):
-    return sum(t.nbytes for t in tensors_in(value)) or len(pickle.dumps(value))
-
-
-def plain(value):
-    return [t.tolist() for t in tensors_in(value)] or pickle.dumps(value)
+def size_and_content(value):
+    tensors = tensors_in(value)
+    content = [t.tolist() for t in tensors] or pickle.dumps(value)
+    return sum(t.nbytes for t in tensors) or len(content), content
 
 
 def worker(folder):
@@ -101,7 +91,7 @@ def worker(folder):
         seed(100 + dist.get_rank())
     train(state, STEPS)
     path = CheckpointManager(folder).save(state, STEPS)
-    found = {name: (nbytes(part), plain(part)) for name, part in parts(state).items()}
+    found = {name: size_and_content(entry) for name, entry in entries(state).items()}
     return found, path.stat().st_size
 
 
@@ -122,7 +112,7 @@ assert file_bytes > sum(sizes.values()) + sizes["generator: torch"]  # of the se
 # The rule of two
 # ---------------
 # Adam keeps two moments of each parameter, so its state is twice the parameters, and a count of steps for each tensor.
-# The checkpoint of a float32 model is three times the model, however many ranks there are.
+# The checkpoint of a float32 model is three times the size of the model, for any number of ranks.
 
 count = sizes["optimizer"] - 2 * sizes["parameters"]
 print(f"optimizer = 2 × {sizes['parameters']:,} + {count}")
@@ -131,6 +121,9 @@ rest = sum(sizes[n] for n in sizes if n not in ("parameters", "buffers", "optimi
 record("bytes", file=file_bytes, parameters=sizes["parameters"], rest=rest)
 record("bytes", generators=sum(sizes[n] for n in generators))
 
+# %%
+
+# drawing
 fig, ax = subplots(height_in=2.6)
 describe(fig, "Bytes of each entry of the checkpoint, on a logarithmic axis")
 for n in sorted(sizes, key=sizes.get):
@@ -143,12 +136,12 @@ ax.set(xscale="log", xlim=(10, None), xlabel="bytes; hatched: each rank has its 
 # --------------
 #
 # - Nearly all bytes are the same on every rank, so one rank writes them.
-# - What differs is BatchNorm's averages, since each rank saw other data, and the generators. The file has rank 0's averages; DDP copies those to all ranks in front of the next forward anyway.
-# - All that is neither model nor optimizer has :measured:`what-a-state-is.rest:,`, of which the generators of a rank are :measured:`what-a-state-is.generators:,`.
-# - What is easily forgotten is small, so its size is no reason to leave it out.
+# - What differs is BatchNorm's averages, since each rank saw different data, and the generators. The file has rank 0's averages; DDP copies those to all ranks before the next forward anyway.
+# - Everything that is neither model nor optimizer takes :measured:`what-a-state-is.rest:,`, of which a rank's generators take :measured:`what-a-state-is.generators:,`.
+# - What is easily forgotten is small, so size is no reason to leave it out.
 #
 # What this does not mean
 # -----------------------
 #
-# That this list is complete for your run: a moving average of weights, error feedback of a compression hook, a loader that prefetches, are state as well.
+# That this list is complete for your run: a moving average of weights, error feedback of a compression hook, and a loader that prefetches are state as well.
 # Ask of each object: does the next step read what an earlier step wrote into it?

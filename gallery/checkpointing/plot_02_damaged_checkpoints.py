@@ -2,14 +2,14 @@
 Damaged checkpoints
 ===================
 
-A file was cut, a bit of it has flipped, somebody else wrote it, or it is of another model.
-What does ``torch.load`` say, what does ``CheckpointManager`` say, and with what do the ranks go on?
+A file was cut short, one of its bits has flipped, somebody else wrote it, or it belongs to another model.
+What does ``torch.load`` report, what does ``CheckpointManager`` report, and which step do the ranks resume from?
 It serves :ref:`checkpointing-safe`.
 """
 
 # %%
-# Three ways to spoil a file
-# --------------------------
+# Three ways to damage a file
+# ---------------------------
 # Two ranks save steps 1 and 2; then something happens to the file of step 2.
 
 import hashlib
@@ -54,44 +54,44 @@ class Hostile:
 
 
 def replace_by_a_hostile_one(path):
-    """Who can write a file can write a checksum, too."""
+    """Whoever can write a file can also write a checksum."""
     torch.save({"objects": {"model": Hostile()}}, path)
     checksum = hashlib.sha256(path.read_bytes()).hexdigest()
     path.write_bytes(path.read_bytes() + f"\nsha256 {checksum}\n".encode())
 
 
 # %%
-# What ``torch.load`` says
-# ------------------------
-# The longest of its messages are cut here to their first sentence.
+# What ``torch.load`` reports
+# ---------------------------
+# The longest messages are cut here to their first sentence.
 
 folder = tempfile.TemporaryDirectory()
 path = Path(folder.name, "step-00000002.pt")
-spoiled, before = {}, network()[0].weight[0, 0].item()
+damaged, before = {}, network()[0].weight[0, 0].item()
 launch(save_twice, 2, folder.name)
 whole = path.read_bytes()
-for spoil in (cut, flip_one_bit, replace_by_a_hostile_one):
+for damage in (cut, flip_one_bit, replace_by_a_hostile_one):
     path.write_bytes(whole)
-    spoil(path)
-    spoiled[spoil] = path.read_bytes()
+    damage(path)
+    damaged[damage] = path.read_bytes()
     try:
         after = torch.load(path)["objects"]["model"]["0.weight"][0, 0].item()
-        said = f"loads; the first weight, {before:.3g}, is now {after:.3g}"
+        message = f"loads; the first weight, {before:.3g}, is now {after:.3g}"
     except Exception as error:
-        said = f"{type(error).__name__}: {error}".split(". ")[0].replace(folder.name, "…")
-    print(f"{spoil.__name__.replace('_', ' ')}\n    {said[:90]}")
-assert abs(after) > 1e30  # in silence
-assert "Weights only load failed" in said
+        message = f"{type(error).__name__}: {error}".split(". ")[0].replace(folder.name, "…")
+    print(f"{damage.__name__.replace('_', ' ')}\n    {message[:90]}")
+assert abs(after) > 1e30  # and no error
+assert "Weights only load failed" in message
 record(before=before, after=f"{after:.1e}")
 
 # %%
-# The hostile file with ``weights_only=False``, which stood in many scripts until torch 2.6 made ``True`` the default:
+# The hostile file with ``weights_only=False``, which was the default until torch 2.6:
 
 _ = torch.load(path, weights_only=False)
 
 # %%
-# What the manager says
-# ---------------------
+# What the manager reports
+# ------------------------
 # On each of two ranks, with a new model.
 
 
@@ -100,52 +100,46 @@ def resume(folder, hidden=32):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            said = (
-                f"resumes at step {CheckpointManager(folder).load({'model': model})['step']}"
-            )
+            step = CheckpointManager(folder).load({"model": model})["step"]
+            message = f"resumes at step {step}"
         except CheckpointError as error:
-            said = str(error)
-    return [str(warning.message) for warning in caught] + [said]
+            message = str(error)
+    return [str(warning.message) for warning in caught] + [message]
 
 
 def show(title, hidden=32):
     print(title)
-    for rank, lines in enumerate(launch(resume, 2, folder.name, hidden, quiet=True)):
-        for text in lines:
-            text = text.replace(folder.name, "…")
-            print(
-                textwrap.fill(
-                    text, 84, initial_indent=f"  rank {rank} │ ", subsequent_indent=" " * 11
-                )
-            )
+    for rank, messages in enumerate(launch(resume, 2, folder.name, hidden, quiet=True)):
+        for text in messages:
+            text, first = text.replace(folder.name, "…"), f"  rank {rank} │ "
+            print(textwrap.fill(text, 84, initial_indent=first, subsequent_indent=" " * 11))
     return text
 
 
 ends = {}
-for spoil, content in spoiled.items():
+for damage, content in damaged.items():
     path.write_bytes(content)
-    ends[spoil] = show(spoil.__name__.replace("_", " "))
+    ends[damage] = show(damage.__name__.replace("_", " "))
 assert ends[cut] == ends[flip_one_bit] == "resumes at step 1"
 assert "refused: it needs builtins.print" in ends[replace_by_a_hostile_one]
 
 # %%
-# A good file and another model: the manager compares before it loads anything, so the model is as it was.
+# A good file and another model: the manager compares before it loads anything, so the model stays as it was.
 
 path.write_bytes(whole)
-said = show("a model of 48 instead of 32", hidden=48)
-assert "nothing was loaded" in said
+assert "nothing was loaded" in show("a model of 48 instead of 32", hidden=48)
 folder.cleanup()
 
 # %%
 # What to notice
 # --------------
 #
-# - One bit made :measured:`damaged-checkpoints.after` of :measured:`damaged-checkpoints.before:.4f`, and ``torch.load`` gave it back without a word.
-# - A torn or corrupt file is an accident: the manager warns, on rank 0, and takes the one before it on all ranks.
-# - A file that wants to run code is no accident: the manager stops, and you look. ``load(step=1)`` is there when you have.
+# - One bit turned :measured:`damaged-checkpoints.before:.4f` into :measured:`damaged-checkpoints.after`, and ``torch.load`` returned it without a warning.
+# - A truncated or corrupt file is an accident: the manager warns, on rank 0, and loads the previous one on all ranks.
+# - A file that wants to run code is not an accident: the manager refuses it, so that you look. After that, use ``load(step=1)``.
 #
 # What this does not mean
 # -----------------------
 #
-# That a checksum keeps anybody out. It finds accidents; whoever can write into the folder can compute one.
-# Against that, only the rights on the folder help, and loading nothing but tensors and plain values.
+# That a checksum keeps anybody out. It finds accidents; whoever can write to the folder can compute one.
+# Against that, only the permissions of the folder help, and loading nothing but tensors and plain values.

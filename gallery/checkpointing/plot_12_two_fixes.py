@@ -2,17 +2,23 @@
 Two fixes for three ranks
 =========================
 
-A resumed run has another bucket in its first step, and on three ranks it therefore adds in another order.
-This lab makes resumed runs exact in two ways, shows where each of them fails, and what they cost.
+A resumed run has another bucket in its first step, so on three ranks it adds in another order.
+This lab makes resumed runs exact in two ways, and shows where each way fails and what it costs.
 It serves :ref:`checkpointing-mystery`.
 """
 
 # %%
-# A warm-up is a backward before anything is loaded: the next forward then rebuilds the buckets, and what the warm-up changed is loaded over.
+# A warm-up is a backward before anything is loaded: the next forward then rebuilds the buckets, and the load overwrites what the warm-up changed.
 # ``CheckpointManager.load`` does one if you give it a loss; a second one, where it is needed, comes before.
+# The run is ``SmallRun`` of :doc:`/labs/checkpointing/plot_11_same_buckets`.
+#
+# .. literalinclude:: /../gallery/ddplab/labs/resumed.py
+#    :language: python
+#    :pyobject: resumed
 
 import statistics
 import tempfile
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -20,56 +26,22 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.checkpoint import CheckpointManager
 from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.resumed import SmallRun, resumed
 from ddplab.runtime.clock import now
 
-SAVED, STEPS = 3, 12
+STEPS = 12
 
 
-class Run:
-    def __init__(self, norm=False, **options):
-        torch.manual_seed(0)
-        block = [nn.Linear(16, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 64)]
-        norms = [nn.BatchNorm1d(64)] if norm else []
-        net = nn.Sequential(*block, *norms, nn.Tanh(), nn.Linear(64, 4)).to(device())
-        self.model = DistributedDataParallel(net, **options)
-        self.optimizer = torch.optim.AdamW(net.parameters(), 0.01)
-        torch.manual_seed(1 + dist.get_rank())
-
-    def loss(self, step=0):
-        data = torch.Generator().manual_seed(100 * step + dist.get_rank())
-        x = torch.randn(8, 16, generator=data).to(device())
-        return (self.model(x) - x[:, :4].sin()).square().mean()
-
-    def train(self, first, last):
-        weights, losses = [], []
-        for step in range(first, last):
-            self.optimizer.zero_grad()
-            loss = self.loss(step)
-            loss.backward()
-            self.optimizer.step()
-            weights.append([p.detach().cpu().clone() for p in self.model.parameters()])
-            losses.append(loss.item())
-        return weights, losses
-
-
-def resumed(folder, warm_ups=0, saved=SAVED, **variant):
-    """How far a resumed run is off, after each step: in each parameter, and in the loss."""
-    manager, run = CheckpointManager(folder), Run(**variant)
-    run.train(0, saved)
-    manager.save({"model": run.model, "optimizer": run.optimizer}, saved)
-    weights, losses = run.train(saved, saved + STEPS)
-    run = Run(**variant)
-    for _ in range(warm_ups - 1):
-        run.loss().backward()
-    state = {"model": run.model, "optimizer": run.optimizer}
-    manager.load(state, warm_up=run.loss if warm_ups else None)
-    others, other_losses = run.train(saved, saved + STEPS)
-    apart = []
-    for two in zip(weights, others, strict=True):
-        apart.append([(a - b).abs().max().item() for a, b in zip(*two, strict=True)])
-    return apart, [abs(a - b) for a, b in zip(losses, other_losses, strict=True)]
+def off(folder, warm_ups=0, saved=3, **variant):
+    """How far a resumed run is off after each step, in the weights and in the loss; and, at last, in each parameter."""
+    pair = resumed(partial(SmallRun, **variant), folder, saved, STEPS, warm_ups)
+    losses, weights = [], []
+    for (loss, ours), (other_loss, theirs) in zip(*pair, strict=True):
+        losses.append(abs(loss - other_loss))
+        each = [(a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True)]
+        weights.append(max(each))
+    return weights, losses, each
 
 
 # %%
@@ -94,7 +66,7 @@ EXACT = {*list(VARIANTS)[2:7], "static_graph, 2 warm-ups", "saved at step 0, not
 
 
 def all_variants(folder):
-    return {name: resumed(f"{folder}/{name}", **kw) for name, kw in VARIANTS.items()}
+    return {name: off(f"{folder}/{name}", **kw) for name, kw in VARIANTS.items()}
 
 
 found = {}
@@ -103,20 +75,21 @@ with tempfile.TemporaryDirectory() as folder:
         found[ranks] = launch(all_variants, ranks, f"{folder}/{ranks}", quiet=True, up_to=4)[0]
 print("weights off after 12 steps            2 ranks   3 ranks   4 ranks")
 for name in VARIANTS:
-    ends = [max(found[ranks][name][0][-1]) for ranks in found]
+    ends = [found[ranks][name][0][-1] for ranks in found]
     print(f"{name:35}" + "".join(f"{end:10.0e}" if end else f"{0:10}" for end in ends))
     assert [bool(end) for end in ends] == [False, *[name not in EXACT] * 2]
 
 # %%
-# With ``static_graph=True`` the first backward only notes the graph, so the rebuild comes one backward later.
-# And a run that is saved before its first step has not rebuilt either; there the warm-up makes the difference that it should remove.
-# The rule behind all lines: a resumed run needs as many backwards before it as the interrupted one had made, up to the rebuild.
+# With ``static_graph=True`` the first backward only records the graph, so the rebuild comes one backward later.
+# And a run that is saved before its first step has not rebuilt either; there the warm-up creates the difference that it should remove.
+# The rule behind all lines: a resumed run needs as many backwards first as the interrupted run had made, up to the rebuild.
 #
 # How far it grows
 # ----------------
 
+# drawing
 fig, axes = subplots(1, 3, height_in=2.6, sharey=True)
-describe(fig, "Difference to the uninterrupted run per step, on 2, 3 and 4 ranks")
+describe(fig, "Difference from the uninterrupted run per step, on 2, 3 and 4 ranks")
 looks = {
     "nothing done, with BatchNorm": {"color": MUTED, "label": "with BatchNorm"},
     "nothing done": {"color": INK, "ls": "--", "label": "without BatchNorm"},
@@ -124,7 +97,7 @@ looks = {
 }
 for ax, (ranks, runs) in zip(axes, found.items(), strict=True):
     for name, look in looks.items():
-        apart = [max(step) for step in runs[name][0]]
+        apart = runs[name][0]
         ax.plot(range(1, STEPS + 1), apart, clip_on=False, **look)
     ax.set_yscale("symlog", linthresh=1e-9, linscale=0.5)
     ax.set(xlabel="steps after resuming", ylim=(0, 0.1), yticks=[0, 1e-8, 1e-6, 1e-4, 1e-2])
@@ -133,33 +106,23 @@ axes[0].set_ylabel("largest difference")
 axes[0].legend(loc="upper left", fontsize=8.5)
 
 # %%
-# With BatchNorm the difference grows a great deal further, and not because BatchNorm were unstable.
-# It subtracts the batch's mean, and with it the bias of the layer in front: that bias has the gradient 0, and what is left of it is rounding.
-# AdamW divides a gradient by its own size, so it makes steps of full length out of rounding.
+# With BatchNorm the difference grows much further, and not because BatchNorm is unstable.
+# It subtracts the batch's mean, and with it the bias of the layer before it: that bias has the gradient 0, and what is left of it is rounding.
+# AdamW divides a gradient by its own size, so it takes full-length steps out of rounding.
 
-apart, losses = found[3]["nothing done, with BatchNorm"]
-names = (
-    "0.weight",
-    "0.bias",
-    "3.weight",
-    "3.bias",
-    "norm.weight",
-    "norm.bias",
-    "6.weight",
-    "6.bias",
-)
+_, losses, each = found[3]["nothing done, with BatchNorm"]
+names = [f"{part}.{kind}" for part in (0, 3, "norm", 6) for kind in ("weight", "bias")]
 print("3 ranks, with BatchNorm, off after 12 steps")
-for name, each in zip(names, apart[-1], strict=True):
-    print(f"{name:12}{each:8.0e}")
-print(f"{'the loss':12}{losses[-1]:8.0e}")
-assert max(apart[-1]) == apart[-1][3]  # the bias in front of BatchNorm
-record(plain=max(found[3]["nothing done"][0][-1]), norm=max(apart[-1]), norm_loss=losses[-1])
+for name, apart in zip([*names, "the loss"], [*each, losses[-1]], strict=True):
+    print(f"{name:12}{apart:8.0e}")
+assert max(each) == each[3]  # the bias before BatchNorm
+record(plain=found[3]["nothing done"][0][-1], norm=max(each), norm_loss=losses[-1])
 
 # %%
 # What they cost
 # --------------
 # One backward at the start, or a walk over the graph in every step.
-# The walk is timed in turns with steps without it, on many small layers, where it is dearest.
+# Steps with and without the walk take turns, on many small layers, where it costs most.
 
 
 def cost():
@@ -187,12 +150,12 @@ record(ratio=ratio)
 # What to notice
 # --------------
 #
-# - One warm-up makes every line exact whose run had made at least one step, with views and small buckets too; ``static_graph=True`` needs two.
-# - ``find_unused_parameters=True`` is exact with no warm-up, and pays for it in every step; its buckets also keep the order of the constructor.
+# - If the run had made at least one step, one warm-up makes every line exact, with views and small buckets too; ``static_graph=True`` needs two.
+# - ``find_unused_parameters=True`` is exact with no warm-up, and pays for that in every step; its buckets also keep the order of the constructor.
 # - With BatchNorm the weights are off by :measured:`two-fixes.norm:.0e`, but in a number that the loss does not depend on; the loss is off by :measured:`two-fixes.norm_loss:.0e`.
 #
 # What this does not mean
 # -----------------------
 #
 # That every resume needs it: for the result of a training these differences are noise.
-# It pays where a difference would be a question: in a test of your checkpoints, in the search for a bug, or when a run is to be repeated to the bit.
+# It pays off where a difference would raise a question: in a test of your checkpoints, in the search for a bug, or when a run has to be repeated bit for bit.

@@ -3,15 +3,15 @@ Saving without stopping
 =======================
 
 ``dcp.async_save`` copies the state, returns, and writes from another thread while training goes on.
-How long does a step stall, what is copied, which values are saved, and what is left when a process is killed in between?
+How long does a step stall, what is copied, which values are saved, and what remains when a process is killed in between?
 It serves :ref:`checkpointing-async`.
 """
 
 # %%
 # Three ways to save
 # ------------------
-# Rank 0 writes one file and all wait; all ranks write a share of a directory and wait (DCP, ``torch.distributed.checkpoint``); the same in the background.
-# A round saves once, after its second step, and trains on; the ways take turns.
+# Rank 0 writes one file and all wait; each rank writes its share of a directory and all wait (DCP, ``torch.distributed.checkpoint``); the same in the background.
+# A round saves once, after its second step, and trains on; the three ways take turns.
 
 import os
 import signal
@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddplab import device, launch, record
 from ddplab.labs.plotting import ACCENT, MUTED, describe, subplots
 from ddplab.labs.postmortem import postmortem
+from ddplab.labs.storages import tensors_in
 from ddplab.runtime.clock import now
 
 ROUNDS, STEPS, SIDE, MIB = 5, 5, 1024, 2**20
@@ -76,39 +77,29 @@ def train(folder):
             times = [timed(train_step, model, optimizer)[0] for _ in range(2)]
             weights, moments = get_state_dict(model, optimizer)
             state = {"model": weights, "optimizer": moments}
-            called, path = (
-                layers[0].weight.detach().cpu().clone(),
-                f"{folder}/{save.__name__}-{i}",
-            )
+            called = layers[0].weight.detach().cpu().clone()
+            path = f"{folder}/{save.__name__}-{i}"
             stall, future = timed(save, state, path, group)
             times += [timed(train_step, model, optimizer)[0] for _ in range(STEPS - 2)]
             wait = timed(future.result)[0] if future else 0  # before the next save
-            rows.setdefault(save.__name__, []).append(
-                [*times, stall, sum(times) + stall + wait]
-            )
+            row = [*times, stall, sum(times) + stall + wait]
+            rows.setdefault(save.__name__, []).append(row)
     found = {"model": {"0.weight": torch.zeros(SIDE, SIDE)}}
     dcp.load(found, checkpoint_id=path)  # the last one is that of async_save
-    saved, now = found["model"]["0.weight"], layers[0].weight.detach().cpu()
+    saved, current = found["model"]["0.weight"], layers[0].weight.detach().cpu()
     staged = DefaultStager(StagingOptions(False, False, False, False)).stage(state)
-    pairs = list(zip(tensors(state), tensors(staged), strict=True))
+    pairs = list(zip(tensors_in(state), tensors_in(staged), strict=True))
     copied = sum(b.nbytes for a, b in pairs if a.data_ptr() != b.data_ptr())
     written = Path(path, f"__{dist.get_rank()}_0.distcp").stat().st_size
     nbytes = sum(a.nbytes for a, _ in pairs), copied, written
-    return rows, nbytes, (torch.equal(saved, called), torch.equal(saved, now))
-
-
-def tensors(value):
-    if isinstance(value, dict):
-        return [t for v in value.values() for t in tensors(v)]
-    return [value] if torch.is_tensor(value) else []
+    return rows, nbytes, (torch.equal(saved, called), torch.equal(saved, current))
 
 
 with tempfile.TemporaryDirectory() as folder:
     ranks = launch(train, 2, folder, quiet=True)
-median = {  # over the rounds, without the first
-    way: [statistics.median(column) for column in zip(*rows[1:], strict=True)]
-    for way, rows in ranks[0][0].items()
-}
+median = {}  # over the rounds, without the first
+for way, rows in ranks[0][0].items():
+    median[way] = [statistics.median(column) for column in zip(*rows[1:], strict=True)]
 print("medians, ms    stall of the call    steps before / after    whole round")
 for way, (*times, stall, whole) in median.items():
     before, after = statistics.mean(times[:2]), statistics.mean(times[2:])
@@ -118,6 +109,8 @@ record("ms", before=before)
 record(shorter=median["dcp_save"][-2] / median["async_save"][-2])
 
 # %%
+
+# drawing
 fig, axes = subplots(1, 3, height_in=2.6, sharey=True)
 describe(fig, "Time of five steps for three ways to save, with the stall of the saving call")
 for ax, (way, (*times, stall, _)) in zip(axes, median.items(), strict=True):
@@ -135,9 +128,8 @@ axes[0].legend(fontsize=8.5)
 # The optimizer has stepped three times before the load.
 
 for rank, (_, nbytes, (as_called, as_now)) in enumerate(ranks):
-    sizes = "state {:.1f} MiB  staged {:.1f} MiB  written {:.1f} MiB".format(
-        *(n / MIB for n in nbytes)
-    )
+    words = zip(("state", "staged", "written"), nbytes, strict=True)
+    sizes = "  ".join(f"{word} {n / MIB:.1f} MiB" for word, n in words)
     print(f"rank {rank}  {sizes}  saved: as called {as_called}, as now {as_now}")
     assert (nbytes[1] == nbytes[0], as_called, as_now) == (True, True, False)
 record("MiB", staged=nbytes[1] / MIB, written=nbytes[2] / MIB)
@@ -146,7 +138,7 @@ record("MiB", staged=nbytes[1] / MIB, written=nbytes[2] / MIB)
 # Killed in between
 # -----------------
 # Step 1 has been saved.
-# Rank 1 is killed after ``async_save`` of step 2 has returned and before it has written its share: in a new directory, then over step 1.
+# Rank 1 is killed after ``async_save`` of step 2 has returned and before it has written its share: first into a new directory, then over step 1.
 
 
 def content(step):
@@ -172,11 +164,9 @@ def load(path):
     try:
         dcp.load(found, checkpoint_id=path)
     except dcp.api.CheckpointException as error:  # not an Exception
-        last = str(error).splitlines()[-1]  # behind the tracebacks of all ranks
-        found, *why = last.removeprefix("AssertionError: ").split(
-            "; "
-        )  # before torch 2.13 no why
-        reason = why[0].removeprefix("global metadata read failed: ") if why else found
+        last = str(error).splitlines()[-1]  # after the tracebacks of all ranks
+        causes = last.removeprefix("AssertionError: ").split("; ")  # before torch 2.13, one
+        reason = causes[len(causes) > 1].removeprefix("global metadata read failed: ")
         return f"refused: {reason}".replace(path, "…")
     return "  ".join(f"{name} of step {value[0]:.0f}" for name, value in found.items())
 
@@ -184,29 +174,26 @@ def load(path):
 with tempfile.TemporaryDirectory() as folder:
     old, new = f"{folder}/step-1", f"{folder}/step-2"
     launch(lambda: dcp.save(content(1), checkpoint_id=old) and None, 2, quiet=True)
-    said = []
-    for what, target, read in (
-        ("killed in a new one", new, new),
-        ("the old one, then", None, old),
-        ("killed over the old", old, old),
-    ):
+    cases = {"killed in a new one": (new, new), "the old one, then": (None, old)}
+    cases["killed over the old"], results = (old, old), []
+    for what, (target, read) in cases.items():
         if target:
             assert [e.how for e in postmortem(killed, 2, target)] == ["raised", "died"]
-        said.append(launch(load, 2, read, quiet=True)[0])
-        print(f"{what:20} {', '.join(sorted(os.listdir(read)))}\n{'':20} {said[-1]}")
-assert said[0].startswith("refused")
-assert said[1:] == ["a of step 1  b of step 1", "a of step 2  b of step 1"]
+        results.append(launch(load, 2, read, quiet=True)[0])
+        print(f"{what:20} {', '.join(sorted(os.listdir(read)))}\n{'':20} {results[-1]}")
+assert results[0].startswith("refused")
+assert results[1:] == ["a of step 1  b of step 1", "a of step 2  b of step 1"]
 
 # %%
 # What to notice
 # --------------
 #
 # - The call stalls for the copy, :measured:`async-save.async_save_stall:.0f` here, and no longer for the disk, :measured:`async-save.dcp_save_stall:.0f`.
-#   The steps behind it may pay a part: writing takes processor time, too.
-# - Every rank stages *all* of a DDP model's state, and writes a share of it.
-# - A directory without ``.metadata`` is no checkpoint, and torch says so; one that was written over may be a mixture, and nothing says so.
+#   The steps after it may pay for some of that: writing also takes processor time.
+# - Every rank stages *all* of a DDP model's state, and writes only its share.
+# - A directory without ``.metadata`` is not a checkpoint, and torch reports that; one that was overwritten may be a mixture, and nothing reports it.
 #
 # What this does not mean
 # -----------------------
 #
-# That a GPU stalls as long: there the copy goes to the host, and pinned memory matters (not run).
+# That a GPU stalls for the same time: there the copy goes to the host, and pinned memory matters (not run).

@@ -3,15 +3,15 @@ Another world size, another wrapper
 ===================================
 
 A checkpoint that DCP wrote with W ranks is read with W′, from DDP into FSDP2 and back.
-This lab fills the whole matrix, compares bit for bit, shows who writes which bytes, and what is lost in silence.
+This lab fills the whole matrix, compares bit for bit, and shows who writes which bytes and what is lost without an error.
 It serves :ref:`checkpointing-reshard`.
 """
 
 # %%
 # Names that do not depend on the wrapper
 # ---------------------------------------
-# ``get_state_dict`` names weights *and* Adam's moments by the module that they belong to, without ``module.`` and without numbers of parameters.
-# DCP stores under such a name the shape, and which piece of it lies where in which file; a reader asks for the pieces that it needs.
+# ``get_state_dict`` names weights *and* Adam's moments by the module that they belong to, without ``module.`` and without parameter numbers.
+# Under such a name DCP stores the shape, and which piece lies where in which file; a reader asks for the pieces that it needs.
 
 import tempfile
 from pathlib import Path
@@ -21,16 +21,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions as Options
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.plotting import RANK_COLORS, describe, subplots
+from ddplab.labs.storages import flat_state, same_state, tensors_in
 from ddplab.runtime.needs import a_gpu_each
 
 WRAPPERS, WRITERS, READERS = ("DDP", "FSDP2"), (1, 2, 3, 4), (1, 2, 3)
@@ -44,9 +42,8 @@ def build(wrapper, seed):
 
 
 def state_of(model, optimizer, whole=False):
-    options = StateDictOptions(full_state_dict=whole)
-    weights, moments = get_state_dict(model, optimizer, options=options)
-    return {"model": weights, "optimizer": moments}
+    state = get_state_dict(model, optimizer, options=Options(full_state_dict=whole))
+    return dict(zip(("model", "optimizer"), state, strict=True))
 
 
 def write(folder):
@@ -66,8 +63,8 @@ def write(folder):
 
 
 # %%
-# Sizes are odd on purpose: 13 rows and 5 rows over 4 ranks leave ranks with fewer rows, and one with none.
-# A reader's tensors are overwritten with -1 before each load, so nothing is equal by chance.
+# Sizes are odd on purpose: 13 rows and 5 rows over 4 ranks leave some ranks with fewer rows, and one with none.
+# A reader's tensors are set to -1 before each load, so nothing is equal by chance.
 
 
 def read(folder):
@@ -75,31 +72,18 @@ def read(folder):
     for into in WRAPPERS:
         model, optimizer = build(into, seed=99)
         for path in sorted(p for p in Path(folder).iterdir() if p.is_dir()):
-            state = state_of(model, optimizer)  # anew: set_state_dict renames in it
-            for value in filter(torch.is_tensor, flat(state).values()):
+            state = state_of(model, optimizer)  # a fresh one: set_state_dict renames in it
+            for value in tensors_in(state):
                 value.detach().fill_(-1)
             dcp.load(state, checkpoint_id=path)
+            weights, moments = state["model"], state["optimizer"]
             set_state_dict(
-                model,
-                optimizer,
-                model_state_dict=state["model"],
-                optim_state_dict=state["optimizer"],
+                model, optimizer, model_state_dict=weights, optim_state_dict=moments
             )
-            found = flat(state_of(model, optimizer, whole=True))
-            wanted = flat(torch.load(f"{path}.pt"))
-            assert found.keys() == wanted.keys()
-            equal[path.name, into] = all(same(found[k], wanted[k]) for k in wanted)
+            found = flat_state(state_of(model, optimizer, whole=True))
+            wanted = flat_state(torch.load(f"{path}.pt"))
+            equal[path.name, into] = same_state(found, wanted)
     return equal
-
-
-def flat(value, name=""):
-    if not isinstance(value, dict):
-        return {name: value}
-    return {n: v for key in value for n, v in flat(value[key], f"{name}{key} ").items()}
-
-
-def same(a, b):
-    return torch.equal(a.cpu(), b.cpu()) if torch.is_tensor(b) else a == b
 
 
 store = tempfile.TemporaryDirectory()
@@ -125,7 +109,7 @@ record(cells=len(cells), equal=sum(cells.values()))
 # %%
 # Who writes what
 # ---------------
-# DDP's tensors are the same on every rank, so each is written once, by the rank that has been given the fewest bytes so far.
+# DDP's tensors are the same on every rank, so each is written once, by the rank that has the fewest bytes so far.
 # FSDP2's shards are written by the ranks that hold them, and each shard is an entry of its own.
 
 entries, rows = {}, {}
@@ -138,58 +122,39 @@ for side in saved:
     print(f"{side:8}{entries[side]:4} entries, bytes by rank {shares}")
 assert entries["DDP 1"] == entries["DDP 4"] < entries["FSDP2 4"]
 dcp_to_torch_save(Path(store.name, "FSDP2 4"), f"{store.name}/converted.pt")
-converted, wanted = (
-    flat(torch.load(f"{store.name}/{f}.pt", weights_only=True))
-    for f in ("converted", "FSDP2 4")
-)
-assert converted.keys() == wanted.keys()
-assert all(same(converted[k], wanted[k]) for k in wanted)
+files = (f"{store.name}/converted.pt", f"{store.name}/FSDP2 4.pt")
+converted, wanted = (flat_state(torch.load(file, weights_only=True)) for file in files)
+assert same_state(converted, wanted)
 print("one file made of FSDP2 4 by dcp_to_torch_save: equal")
 
 # %%
 # On the right, the rows of one weight as the files hold them: to read the first of three shards, a rank needs two files of four.
 
+# drawing
 fig, (grid, bars) = subplots(1, 2, height_in=3.0, width_ratios=(1, 1.15))
-describe(
-    fig,
-    "Matrix of saved against read, all equal; rows of one weight in the files of 1 to 4 ranks",
-)
-grid.pcolormesh(
-    range(len(reads)),
-    range(len(saved)),
-    [[cells[a, b] for b in reads] for a in saved],
-    cmap="Greens",
-    vmin=0,
-    vmax=3,
-)
+describe(fig, "Saved against read, all equal; rows of one weight in the files of 1 to 4 ranks")
+values = [[cells[a, b] for b in reads] for a in saved]
+grid.pcolormesh(range(len(reads)), range(len(saved)), values, cmap="Greens", vmin=0, vmax=3)
 grid.invert_yaxis()
+middle = {"ha": "center", "va": "center"}
 for (side, into), equal in cells.items():
-    mark = {"ha": "center", "va": "center", "s": "=" if equal else "≠"}
-    grid.text(reads.index(into), saved.index(side), **mark)
+    grid.text(reads.index(into), saved.index(side), "=" if equal else "≠", **middle)
 grid.set_xticks(range(len(reads)), reads, rotation=90)
 grid.set_yticks(range(len(saved)), saved)
 grid.set(xlabel="read by", ylabel="saved by")
 for world in WRITERS:
     for rank, chunk in enumerate(rows[f"FSDP2 {world}"]):
-        bars.barh(
-            world, chunk.sizes[0], left=chunk.offsets[0], color=RANK_COLORS[rank], ec="w"
-        )
-        bars.text(
-            chunk.offsets[0] + chunk.sizes[0] / 2,
-            world,
-            rank,
-            ha="center",
-            va="center",
-            color="w",
-        )
+        first, count = chunk.offsets[0], chunk.sizes[0]
+        bars.barh(world, count, left=first, color=RANK_COLORS[rank], ec="w")
+        bars.text(first + count / 2, world, rank, color="w", **middle)
 bars.set(xlabel="row of 0.weight", ylabel="ranks that saved (FSDP2)", yticks=WRITERS)
 bars.set_title("number: the rank whose file holds it", fontsize=9.5)
 
 # %%
 # What does not survive
 # ---------------------
-# What is different on every rank under one name counts as the same thing: it is saved once.
-# Under names of their own the values are kept, and a new rank finds none.
+# Values that differ between ranks under one name count as the same thing: one of them is saved.
+# With one name per rank all values are kept, but a new rank finds none.
 
 
 def own_values(folder):
@@ -225,9 +190,9 @@ store.cleanup()
 #
 # - :measured:`resharding.equal` of :measured:`resharding.cells` cells are equal bit for bit, weights and Adam's moments, in every direction.
 # - The number of ranks is nowhere in the content: a reader names what it has, and gets the pieces that cover it.
-# - A generator, a position in the data, whatever each rank has for itself is not a piece of anything; DCP keeps one, and says nothing.
+# - A generator, a position in the data, or anything else that each rank has for itself is not a piece of anything; DCP keeps one, without a warning.
 #
 # What this does not mean
 # -----------------------
 #
-# That training goes on bit for bit with another number of ranks: the batch is cut otherwise, and sums have another order.
+# That training continues bit for bit with another number of ranks: the batch is divided differently, and sums have another order.

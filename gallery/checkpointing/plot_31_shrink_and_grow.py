@@ -3,7 +3,7 @@ Shrink and grow
 ===============
 
 Two agents with one rank each, ``--nnodes=1:2``.
-One agent is killed, then its rank, and later an agent comes back: how many ranks train when, from which step?
+One agent is killed, then its rank, and later an agent comes back: how many ranks train at each time, and from which step?
 It serves :ref:`checkpointing-elastic`.
 """
 
@@ -14,66 +14,21 @@ import signal
 import tempfile
 import time
 
-import torch
-
 from ddplab import record
+from ddplab.labs import elastic_training
 from ddplab.labs.machines import loopback
 from ddplab.labs.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
 
 # %%
-# The program
-# -----------
-# A step takes the same eight samples for any number of ranks, so the curve does not depend on who is there.
-# Every fifth step is saved. Each rank says when it has lost its agent.
-
-TRAINING = """
-import datetime, os, sys, time, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from ddplab.checkpoint import CheckpointManager
-
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-count, agent = os.environ["TORCHELASTIC_RESTART_COUNT"], os.getppid()
-
-def say(text):
-    print(f"rank {rank} of {world} │ {text}\\n", end="", flush=True)
-
-# The port is another in each life. On a busy machine somebody may have taken it by now,
-# so here it only names the file in which the ranks meet.
-meet = {"init_method": f"file://{sys.argv[1]}/meet-{os.environ['MASTER_PORT']}"}
-meet |= {"rank": rank, "world_size": world, "timeout": datetime.timedelta(seconds=60)}
-dist.init_process_group("gloo", **meet)
-torch.manual_seed(0)
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-manager, state = CheckpointManager(sys.argv[1]), {"model": model, "optimizer": optimizer}
-found = manager.load(state)
-first = found["step"] + 1 if found else 1
-say(f"restart count {count}, pid {os.getpid()}, begins with step {first}")
-for step in range(first, 2000):
-    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))[rank::world]
-    loss = (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    loss = loss.detach() / world
-    dist.all_reduce(loss)
-    say(f"step {step}, loss {loss.item():.9f}")
-    if step % 5 == 0:
-        manager.save(state, step)
-    if agent and os.getppid() != agent:
-        say("lost its agent, and trains on")
-        agent = None
-    time.sleep(0.05)
-"""
-
-# %%
 # The agents
 # ----------
-# A hosts the rendezvous and stays. B and C are on the machine whose address comes first, and so has rank 0.
-# ``--rdzv-conf`` shortens two waits: a node is dead when three heartbeats of 1 s have not come, and who meets waits 2 s for others.
+# The program is that of :doc:`/labs/checkpointing/plot_30_kill_a_rank`.
+# A step takes the same eight samples for any number of ranks, so the curve does not depend on who is there; every fifth step is saved.
+# A hosts the rendezvous and stays. B and C are on the machine whose address comes first, which therefore has rank 0.
+# ``--rdzv-conf`` shortens two waits: a node is dead after three missing heartbeats of 1 s each, and a rendezvous waits 2 s for more nodes.
 
 CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
-FRESH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # each life meets in a store of its own
+FRESH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # each life meets in a new store
 LIMIT_S = 90
 agents, events = {}, []  # name -> (program, when it was started); (when, what)
 
@@ -82,13 +37,20 @@ def start(name, host):
     options = ["--nnodes=1:2", "--max-restarts=3", f"--local-addr={host.address}"]
     options += ["--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[1].address}:{port}"]
     options += [f"--rdzv-conf=is_host={int(host is hosts[1])},{CONF}"]
-    program = ["--no-python", "python", "-c", TRAINING, folder]
+    program = [
+        "--no-python",
+        "python",
+        elastic_training.__file__,
+        folder,
+        "2000",
+        "5",
+        "0",
+        "0.05",
+    ]
     event(f"agent {name} started")
-    agents[name] = (
-        host.start(["torchrun", *options, *program], {**host.agent_env, **FRESH}),
-        time.monotonic(),
-    )
-    return agents[name][0]
+    agent = host.start(["torchrun", *options, *program], {**host.agent_env, **FRESH})
+    agents[name] = agent, time.monotonic()
+    return agent
 
 
 def event(text):
@@ -100,7 +62,7 @@ def last_step(agent, world):
 
 
 with tempfile.TemporaryDirectory() as folder, loopback(2) as hosts:
-    port = random.randrange(20000, 30000)  # below those that the system gives away
+    port = random.randrange(20000, 30000)  # below those that the system hands out
     a, b = start("A", hosts[1]), start("B", hosts[0])
     a.wait_for("of 2 │ step 12,", LIMIT_S)
     rank_of_b = int(re.search(r"pid (\d+)", b.output)[1])
@@ -126,19 +88,22 @@ lives = []  # one dict for each life of each rank
 for name, (agent, started_s) in agents.items():
     for at_s, line in agent.lines:
         if begins := re.match(BEGINS, line):
-            rank, world, count, first = map(int, begins.groups())
-            lives.append({"agent": name, "rank": rank, "world": world, "count": count})
-            lives[-1] |= {"first": first, "from_s": started_s + at_s, "losses": {}}
+            numbers = zip(
+                ("rank", "world", "count", "first"), map(int, begins.groups()), strict=True
+            )
+            lives.append(
+                {"agent": name, **dict(numbers), "from_s": started_s + at_s, "losses": {}}
+            )
         elif step := re.match(r"rank \d of \d │ step (\d+), loss (\S+)", line):
-            lives[-1] |= {"to_s": started_s + at_s}
-            lives[-1]["losses"][int(step[1])] = float(step[2])
+            lives[-1]["to_s"] = started_s + at_s
+            lives[-1]["losses"][int(step[1])] = float.fromhex(step[2])
 zero_s = min(life["from_s"] for life in lives)
-told = [(at_s - zero_s, text) for at_s, text in events if at_s > zero_s]
+log = [(at_s - zero_s, text) for at_s, text in events if at_s > zero_s]
 for life in lives:
     who = f"agent {life['agent']}: rank {life['rank']} of {life['world']}"
     what = f"restart count {life['count']}, steps {life['first']} – {max(life['losses'])}"
-    told.append((life["from_s"] - zero_s, f"{who}, {what}"))
-for at_s, text in sorted(told):
+    log.append((life["from_s"] - zero_s, f"{who}, {what}"))
+for at_s, text in sorted(log):
     print(f"{at_s:5.1f} s  {text}")
 found = {(one["agent"], one["rank"], one["world"], one["count"]) for one in lives}
 assert found == {
@@ -152,34 +117,28 @@ assert "lost its agent, and trains on" in b.output
 
 # %%
 # Each change of the world costs the steps since the last checkpoint.
-# The curve is that of one process without DDP that nobody disturbs.
+# The curve is that of one process without DDP that nobody interrupts.
 
 two, one, grown = (life for life in lives if life["agent"] == "A")
-for before, after in ((two, one), (one, grown)):
+for name, before, after in (("shrink", two, one), ("grow", one, grown)):
     again = max(before["losses"]) + 1 - after["first"]
     pause_s = after["from_s"] - before["to_s"]
     change = f"{before['world']} → {after['world']} ranks"
     print(f"{change}: {again} steps again, {pause_s:.1f} s pause")
     assert 0 <= again <= 5
-    record("s", **{"shrink" if before is two else "grow": pause_s})
-torch.manual_seed(0)
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-worst = 0.0
+    record("s", **{name: pause_s})
+alone, worst = elastic_training.build(), 0.0
 for step in range(1, 1 + max(grown["losses"])):
-    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
-    loss = (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+    loss = elastic_training.train_step(*alone, step).item()
     seen = [life["losses"][step] for life in (two, one, grown) if step in life["losses"]]
-    worst = max(worst, *(abs(loss.item() - other) for other in seen))
+    worst = max(worst, *(abs(loss - other) for other in seen))
 print(f"largest difference of a loss: {worst:.1e}")
 assert worst < 1e-5
 
 # %%
-# The lives over time; a bar is a rank, from its first word to its last step.
+# The lives over time; each bar is a life of a rank, from its first line of output to its last step.
 
+# drawing
 fig, ax = subplots(height_in=2.6)
 describe(fig, "Lives of the ranks of three agents over time, with what was killed and started")
 for life in lives:
@@ -188,7 +147,7 @@ for life in lives:
     ax.barh(row, width, left=left, height=0.62, color="none", edgecolor=color, lw=2)
     text = f" rank {life['rank']}\n of {life['world']}"
     ax.text(left + width, row, text, va="center", color=INK, fontsize=8)
-shown = [(at_s, text) for at_s, text in sorted(told) if "killed" in text or "started" in text]
+shown = [(at_s, text) for at_s, text in sorted(log) if "killed" in text or "started" in text]
 for number, (at_s, text) in enumerate(shown):
     ax.axvline(at_s, color=ACCENT, lw=1, ls=":")
     ax.text(at_s, -0.9 + 0.35 * (number % 2), f" {text}", color=INK, fontsize=8)
@@ -200,14 +159,14 @@ ax.set(ylim=(2.5, -1.2), xlim=(0, 1.1 * (max(life["to_s"] for life in lives) - z
 # --------------
 #
 # - The agent's death alone changed nothing: its rank trained on, and nobody else noticed.
-#   Whoever kills an agent with SIGKILL leaves ranks behind.
+#   Killing an agent with SIGKILL leaves its ranks behind.
 # - The loss of a rank took one of agent A's restarts, because A's own rank failed with it. The new node took none.
 # - ``TORCHELASTIC_RESTART_COUNT`` is each agent's own count: at the end it is 1 on rank 1 and 0 on rank 0.
-#   It numbers neither lives nor checkpoints, and must not be part of a name or port that ranks have to agree on.
-# - Agent A's rank was 1, then 0, then 1. Numbers follow the addresses of those who are there; keep nothing under a rank's number.
+#   It numbers neither lives nor checkpoints, and must not go into a name or port that ranks have to agree on.
+# - Agent A's rank was 1, then 0, then 1. Numbers follow the addresses of the nodes that are there; store nothing under a rank's number.
 #
 # What this does not mean
 # -----------------------
 #
-# That the job survives any agent: A hosts the rendezvous, and without A all is over.
+# That the job survives the loss of any agent: A hosts the rendezvous, and without A the job is over.
 # Nor that training with fewer ranks is the same training if each rank's batch is fixed: here, the global batch stays, and each rank takes a larger share.

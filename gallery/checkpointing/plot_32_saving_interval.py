@@ -2,7 +2,7 @@
 How often to save
 =================
 
-A save stops the training, and a failure takes back what was trained since the last save.
+A save stops the training, and a failure undoes what was trained since the last save.
 How much time is lost at each interval between saves, and how good are the two known formulas for the best one?
 It serves :ref:`checkpointing-interval`.
 """
@@ -27,22 +27,21 @@ young, daly = young_s(SAVE_S, mtbf_s), daly_s(SAVE_S, mtbf_s)
 print(f"the job fails every {mtbf_s / DAY_S:.1f} days on average")
 for name, interval_s in (("Young", young), ("Daly", daly), ("one day", DAY_S)):
     lost = lost_fraction(interval_s, SAVE_S, mtbf_s, RESTART_S)
-    print(
-        f"{name:8} save every {interval_s / MINUTE_S:6.1f} min: {lost:6.2%} of the time lost"
-    )
+    minutes = interval_s / MINUTE_S
+    print(f"{name:8} save every {minutes:6.1f} min: {lost:6.2%} of the time lost")
 record("min", young=young / MINUTE_S)
 record("%", at_young=100 * lost_fraction(young, SAVE_S, mtbf_s, RESTART_S))
 record("%", at_a_day=100 * lost_fraction(DAY_S, SAVE_S, mtbf_s, RESTART_S))
 
 # %%
-# The formula against played failures
-# -----------------------------------
-# Here a job is played event by event: it trains and saves, failures come at random, what was not saved is lost.
-# Nothing of the formula is in it.
+# The formula against simulated failures
+# --------------------------------------
+# Here a job is simulated event by event: it trains and saves, failures come at random, and what was not saved is lost.
+# The simulation does not use the formula.
 
 
-def played(interval_s, save_s, mtbf_s, restart_s, saves, seed=0):
-    """The share of time lost until so many saves are made."""
+def simulated(interval_s, save_s, mtbf_s, restart_s, saves, seed=0):
+    """The share of time lost until ``saves`` saves are made."""
     rng = random.Random(seed)
     now_s, failure_s = 0.0, rng.expovariate(1 / mtbf_s)
     for _ in range(saves):
@@ -66,17 +65,18 @@ for name, (save_s, m_s, restart_s) in jobs.items():
     for factor in factors:
         case = (factor * young_s(save_s, m_s), save_s, m_s, restart_s)
         exact.append(lost_fraction(*case))
-        failures = 20_000  # as many in each game, so that all are equally sure
+        failures = 20_000  # the same number in each case, so that all are equally accurate
         saves = int(failures * m_s * (1 - exact[-1]) / case[0]) + 1
-        points[name].append(played(*case, saves))
-    for row, values in (("formula", exact), ("played", points[name])):
+        points[name].append(simulated(*case, saves))
+    for row, values in (("formula", exact), ("simulated", points[name])):
         print(f"{name:15}  {row:18}" + "".join(f"{value:8.2%}" for value in values))
     assert all(abs(a - b) < 0.03 * a for a, b in zip(exact, points[name], strict=True))
 
 # %%
 # The curve is flat around its minimum and steep at both ends.
-# Marks are the played jobs.
+# Marks are the simulated jobs.
 
+# drawing
 fig, axes = subplots(1, 2, height_in=3.2)
 describe(fig, "Share of time lost over the interval between saves, for two jobs")
 ticks = {"128 nodes": [15, 60, 240, 960], "many failures": [1, 5, 20]}
@@ -88,7 +88,7 @@ for ax, (name, (save_s, m_s, restart_s)) in zip(axes, jobs.items(), strict=True)
     ax.plot(minutes, rough, color=MUTED, ls=":", label="C/T + T/2M")
     ax.plot(minutes, lost, color=ACCENT, label="exact")
     seen = [100 * share for share in points[name]]
-    ax.plot([f * young_min for f in factors], seen, "o", color=INK, ms=4, label="played")
+    ax.plot([f * young_min for f in factors], seen, "o", color=INK, ms=4, label="simulated")
     ax.axvline(young_min, color=INK, lw=1, ls="--", label="Young")
     ax.axvline(daly_min, color=INK, lw=1, label="Daly")
     ax.set(xscale="log", xlabel="minutes between saves", ylim=(0, 1.1 * max(lost)))
@@ -103,7 +103,7 @@ fig.legend(handles, labels, fontsize=8.5, ncols=5, loc="outside lower center")
 # %%
 # How far from the best the two are, as saves get longer
 # -------------------------------------------------------
-# The best interval is searched. The restart moves the whole curve up, and its minimum not at all.
+# The best interval is found by search. The restart moves the whole curve up, but does not move its minimum.
 
 print("C ÷ M    lost at the best   more at Daly's   more at Young's")
 for ratio in (0.0001, 0.001, 0.01, 0.1, 0.5, 1):
@@ -118,13 +118,13 @@ for ratio in (0.0001, 0.001, 0.01, 0.1, 0.5, 1):
 # What to notice
 # --------------
 #
-# - Being wrong by a factor of two in the interval costs little; by a factor of eight, much. So rough values of C and M are enough.
+# - An interval that is wrong by a factor of two costs little; by a factor of eight, much. So rough values of C and M are enough.
 # - For the job above Young's interval is :measured:`saving-interval.young:.0f`, and :measured:`saving-interval.at_young:.1f` of the time is lost; with one save a day it is :measured:`saving-interval.at_a_day:.1f`.
-# - Young's formula adds the two losses and leaves out that a failure may strike in a save, or twice. While C is a hundredth of M that does not matter.
-# - Daly's correction begins to matter where you should rather make saving faster.
+# - Young's formula adds the two losses and leaves out that a failure may come during a save, or twice. While C is a hundredth of M that does not matter.
+# - Daly's correction starts to matter where making saves faster would help more.
 #
 # What this does not mean
 # -----------------------
 #
 # That failures of real clusters are exponential and independent: a bad switch, a new driver or the first week bring many at once.
-# M is what your own records say, and the formulas are for its order of magnitude.
+# Take M from your own records; the formulas need only its order of magnitude.

@@ -2,7 +2,7 @@
 The agent's options, as seen
 ============================
 
-``--max-restarts``, ``--monitor-interval``, ``--shutdown-timeout`` and ``--signals-to-handle`` say what torchrun does when something ends.
+``--max-restarts``, ``--monitor-interval``, ``--shutdown-timeout`` and ``--signals-to-handle`` control what torchrun does when something ends.
 Seven small runs show what each does.
 It serves :ref:`checkpointing-elastic`.
 """
@@ -14,6 +14,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 from ddplab import record
+from ddplab.labs import waiting_ranks
 from ddplab.labs.machines import loopback, torchrun
 from ddplab.runtime.needs import needs
 
@@ -23,49 +24,20 @@ needs(torch="2.13")  # torchrun of 2.11 has no --shutdown-timeout
 # The ranks
 # ---------
 # What the agent does has nothing to do with training, so these ranks need no torch.
-# They wait, say which signals they get, and take as many seconds to leave as they are told.
+# They wait, report which signals they get, and take a given number of seconds to exit.
+#
+# .. literalinclude:: /../gallery/ddplab/labs/waiting_ranks.py
+#    :language: python
+#    :pyobject: main
 
-WAITING = """
-import os, signal, sys, time
-rank, life = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-agent, fate, leave_s = os.getppid(), sys.argv[1], float(sys.argv[2])
-ready = f"{sys.argv[3]}/{agent}"  # a signal that comes before its handler would end rank 0
-
-def say(text):
-    print(f"rank {rank} in life {life} {text}\\n", end="", flush=True)
-
-def leave(number, _):
-    say(f"got {signal.Signals(number).name}")
-    time.sleep(leave_s)
-    say("left by itself")
-    os._exit(1)
-
-for number in (signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, leave)
-say("is there")
-if rank == "0":
-    open(ready, "w").close()
-while not os.path.exists(ready):
-    time.sleep(0.05)
-if (rank, life) == ("1", "0") and fate.startswith("exit"):
-    os._exit(75)
-if (rank, life) == ("1", "0") and fate.startswith("KILL"):
-    os.kill(os.getpid(), 9)
-for _ in range(300):
-    time.sleep(0.1)
-    if os.getppid() != agent:
-        say("lost its agent and went on")
-        os._exit(0)
-    if life == "1" and not fate.endswith("stay"):
-        os._exit(0)
-"""
+PROGRAM = "--no-python", "python", waiting_ranks.__file__
 
 # %%
 # The runs
 # --------
-# In each, two ranks and one agent. Rank 1 may end in its first life, and the agent may get a signal when all are there.
+# Each has two ranks and one agent. Rank 1 may end in its first life, and the agent may get a signal once all are there.
 
-CASES = [  # rank 1 in life 0; signal to the agent; options; seconds a rank needs to leave
+CASES = [  # rank 1 in life 0; signal to the agent; options; seconds a rank needs to exit
     ("KILL", None, ["--max-restarts=0"], 0),
     ("KILL", None, ["--max-restarts=1"], 0),
     ("exit 75", None, ["--max-restarts=1"], 0),
@@ -77,10 +49,10 @@ CASES = [  # rank 1 in life 0; signal to the agent; options; seconds a rank need
 
 
 def watch(case):
-    fate, sign, options, leave_s = case
+    fate, sign, options, exit_s = case
     life = int(fate != "stay")
     with loopback(1) as hosts, tempfile.TemporaryDirectory() as folder:
-        program = ["--no-python", "python", "-c", WAITING, fate, str(leave_s), folder]
+        program = [*PROGRAM, fate, str(exit_s), folder]
         (agent,) = torchrun(hosts, "--nproc-per-node=2", *options, *program, port=0)
         if sign:
             for rank in (0, 1):
@@ -89,38 +61,34 @@ def watch(case):
         return agent.wait(60), agent.lines
 
 
-def told(case, code, lines):
+def summary(case, code, lines):
     fate, sign, options, _ = case
-    said = [(at_s, re.match(r"rank (\d) in life (\d) (.*)", line)) for at_s, line in lines]
-    said = [(at_s, *match.groups()) for at_s, match in said if match]
-    began = {life: at_s for at_s, _, life, text in said if text == "is there"}
-    words = {
-        life: [text for _, who, one, text in said if (who, one) == ("0", life)][1:]
-        for life in began
-    }
-    events = [f"rank 1: {fate.split(',')[0]}"] if fate != "stay" else []
-    events += [f"agent: {sign.name}"] if sign else []
-    print(f"{', then '.join(events)};  {' '.join(options) or 'no option'}")
+    pattern = re.compile(r"rank (\d) in life (\d) (.*)")
+    printed = [(at_s, *m.groups()) for at_s, line in lines if (m := pattern.match(line))]
+    began = {life: at_s for at_s, _, life, text in printed if text == "is there"}
+    of_0 = [(life, text) for _, rank, life, text in printed if rank == "0"]
+    received = {life: [text for one, text in of_0 if one == life][1:] for life in began}
+    causes = [f"rank 1: {fate.split(',')[0]}"] if fate != "stay" else []
+    causes += [f"agent: {sign.name}"] if sign else []
+    print(f"{', then '.join(causes)};  {' '.join(options) or 'no option'}")
     pause_s = max(began.values()) - min(began.values())
     lives = f"2 lives, {pause_s:.1f} s apart" if len(began) == 2 else "1 life"
-    heard = "; ".join(
-        f"in life {life} {', '.join(all_)}" for life, all_ in words.items() if all_
-    )
-    print(f"    exit code {code}; {lives}; rank 0 {heard}")
-    return code, len(began), pause_s, words
+    texts = [f"in life {life} {', '.join(some)}" for life, some in received.items() if some]
+    print(f"    exit code {code}; {lives}; rank 0 {'; '.join(texts)}")
+    return code, len(began), pause_s, received
 
 
 with ThreadPoolExecutor(3) as pool:
     ends = list(pool.map(watch, CASES))
-seen = [told(case, *end) for case, end in zip(CASES, ends, strict=True)]
+seen = [summary(case, *end) for case, end in zip(CASES, ends, strict=True)]
 
-codes, lives, pauses_s, words = zip(*seen, strict=True)
+codes, lives, pauses_s, received = zip(*seen, strict=True)
 assert codes == (1, 0, 0, 0, 1, -signal.SIGUSR1, 1)
 assert lives == (1, 2, 2, 2, 2, 1, 1)
 assert pauses_s[3] > 2
-assert words[4] == {"0": ["got SIGTERM", "left by itself"], "1": ["got SIGTERM"]}
-assert words[5]["0"] == ["lost its agent and went on"]
-assert "got SIGUSR1" in words[6]["0"]
+assert received[4] == {"0": ["got SIGTERM", "exited by itself"], "1": ["got SIGTERM"]}
+assert received[5]["0"] == ["lost its agent and went on"]
+assert "got SIGUSR1" in received[6]["0"]
 record("s", slow=pauses_s[3], quick=pauses_s[1])
 
 # %%
@@ -128,13 +96,13 @@ record("s", slow=pauses_s[3], quick=pauses_s[1])
 # --------------
 #
 # - Without ``--max-restarts`` there is no second life (``run.py`` has 0 as its default).
-#   With it, *any* exit code but 0 starts one, also the 75 with which a program may say that it has saved and stopped.
+#   With it, *any* exit code but 0 starts one, including the 75 with which a program may report that it has saved and stopped.
 # - ``--monitor-interval`` is how often the agent looks: with 3 s between two looks, the pause was :measured:`agent-options.slow:.1f`, with the default of 0.1 s :measured:`agent-options.quick:.1f`.
-# - ``--shutdown-timeout`` counts when the agent itself is told to stop: rank 0 needs 4 s to leave, and was killed after one.
-#   At a restart it does not count; there, the ranks have 30 s (``LocalElasticAgent._stop_workers`` calls ``_shutdown`` without it, torch 2.13).
-# - A signal that the agent does not handle ends the agent alone, and its ranks go on: they have a session of their own, and nobody tells them.
+# - ``--shutdown-timeout`` applies when the agent itself gets a signal to stop: rank 0 needs 4 s to exit, and was killed after one.
+#   It does not apply to a restart; there, the ranks have 30 s (``LocalElasticAgent._stop_workers`` calls ``_shutdown`` without it, torch 2.13).
+# - A signal that the agent does not handle ends only the agent, and its ranks go on: they have a session of their own, and nothing notifies them.
 #
 # What this does not mean
 # -----------------------
 #
-# That a rank should take long to leave. At a restart all others wait for it.
+# That a rank may take long to exit. At a restart all others wait for it.

@@ -3,7 +3,7 @@ Profile a step
 ==============
 
 Where does a training step spend its time, and how much of it waits for other ranks?
-This lab plans which steps the profiler keeps, checks afterwards which it kept, and reads the exported trace back as you would read it on a screen.
+This lab plans which steps the profiler keeps, checks which it kept, and reads the exported trace back as you would read it on a screen.
 It serves :ref:`performance-measure`.
 """
 
@@ -11,12 +11,10 @@ It serves :ref:`performance-measure`.
 # The plan
 # --------
 # ``schedule`` says for each step what the profiler does: nothing, warm up, or record.
-# Skip the first steps: DDP builds its buckets anew in the second, and allocators and caches fill.
+# Skip the first steps: DDP rebuilds its buckets in the second, and allocators and caches fill up.
 
 import contextlib
 import json
-import re
-import statistics
 import tempfile
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from torch.profiler import profile, record_function, schedule
 
 from ddplab import device, launch, record
 from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.labs.traces import communication, spans, steps_in, transfers
 from ddplab.runtime.clock import now
 
 STEPS, LAYERS, WIDTH, BATCH, RANKS = 11, 4, 512, 64, 2
@@ -38,7 +37,7 @@ REGIONS = "data", "forward", "backward", "optimizer"
 # %%
 # The program
 # -----------
-# ``record_function`` gives a part of the step a name, which becomes a region of the trace.
+# ``record_function`` names a section of the step, which becomes a region of the trace.
 # ``profiler.step()`` ends a step: one call per optimizer step, not per micro-batch.
 # When a cycle is complete it calls ``on_trace_ready``, here to write a file per rank and cycle.
 
@@ -83,7 +82,7 @@ def worker(folder, micro_batches, bf16):
 
 
 # %%
-# Four runs: as it is, with four micro-batches per step, under bf16 autocast, and with both.
+# Four runs: unchanged, with four micro-batches per step, under bf16 autocast, and with both.
 
 CASES = {"plain": (1, False), "4 micro-batches": (4, False)}
 CASES |= {"bf16": (1, True), "4, bf16": (4, True)}
@@ -97,47 +96,35 @@ with tempfile.TemporaryDirectory() as folder:
 # %%
 # What was kept
 # -------------
-# The trace marks each step that it holds as ``ProfilerStep#n``.
-
-
-def steps_in(trace):
-    names = (
-        e["name"] for e in trace if e.get("ph") == "X" and e.get("cat") == "user_annotation"
-    )
-    return sorted(int(n.partition("#")[2]) for n in names if n.startswith("ProfilerStep#"))
-
+# The trace marks each step that it holds as ``ProfilerStep#n``; ``ddplab.labs.traces`` reads it.
 
 happened, operators = runs["plain"][0]
 files = [steps_in(trace) for trace in traces["plain"]]
 planned = [step for step, (action, *_) in enumerate(happened) if action.startswith("RECORD")]
 print(f"recorded by plan: {planned}; in the two files: {files}")
 assert [step for kept in files for step in kept] == planned
-LOOKS = {"NONE": (FAINT, ""), "WARMUP": (MUTED, ""), "RECORD": (ACCENT, "")}
-LOOKS["RECORD_AND_SAVE"] = LOOKS["RECORD"]
+record("ms", saving=max(ms for action, _, ms in happened if action.endswith("SAVE")))
+
+# %%
+
+# drawing
+COLORS = {"NONE": FAINT, "WARMUP": MUTED, "RECORD": ACCENT, "RECORD_AND_SAVE": ACCENT}
 fig, ax = subplots(height_in=2.8)
 describe(fig, "Eleven steps by what the profiler did in each, and what it cost")
 for step, (action, step_ms, profiler_ms) in enumerate(happened):
-    ax.bar(step, step_ms, color=LOOKS[action][0], ec=INK, lw=0.6)
+    ax.bar(step, step_ms, color=COLORS[action], ec=INK, lw=0.6)
     ax.bar(step, profiler_ms, bottom=step_ms, color="none", hatch="////", ec=INK, lw=0.6)
     word = {"NONE": "skip" if step < PLAN["skip_first"] else "wait"}.get(action, action)
     word = "off" if step > planned[-1] else word.partition("_")[0].lower()
     ax.text(step, step_ms + profiler_ms, word, ha="center", va="bottom", fontsize=8.5)
 ax.set(xticks=range(STEPS), xlabel="step", ylabel="ms")
 ax.set_title("The plan, as it happened; hatched: inside profiler.step()")
-record("ms", saving=max(ms for action, _, ms in happened if action.endswith("SAVE")))
 
 # %%
 # Read it: overview, operators, memory
 # ------------------------------------
 # The three tables that every viewer shows, from the second file of rank 0.
-# *Self* time leaves out the operators that an operator calls.
-
-
-def spans(trace, pattern):
-    here = (e for e in trace if e.get("ph") == "X" and e["cat"] != "gpu_user_annotation")
-    found = (e for e in here if re.match(pattern, e["name"]))
-    return sorted((e["ts"] / 1e3, (e["ts"] + e["dur"]) / 1e3, e) for e in found)
-
+# *Self* time excludes the operators that an operator calls.
 
 trace = traces["plain"][-1]
 whole = sum(end - start for start, end, _ in spans(trace, "ProfilerStep#"))
@@ -156,28 +143,14 @@ print(f"memory     highest − lowest       {(max(allocated) - min(allocated)) /
 # Read it: how much is communication?
 # -----------------------------------
 # In the timeline, look at two moments of each step: when the last bucket is launched, and when the last all-reduce is done.
-# What lies between cannot be hidden behind this backward: the rank *waits*.
-# Bytes come from the recorded shapes of the call; buckets are float32 in all four cases.
-
-LAUNCHES, TRANSFERS = r"c10d::allreduce_$", r"gloo:all_reduce|nccl\w*Kernel_AllReduce"
-
-
-def communication(trace):
-    rows = []
-    for start, end, _ in spans(trace, "ProfilerStep#"):
-        calls = [(at, e) for at, _, e in spans(trace, LAUNCHES) if start <= at < end]
-        done = [at for _, at, _ in spans(trace, TRANSFERS) if start <= at <= end]
-        sent = sum(4 * e["args"]["Input Dims"][0][0][0] for _, e in calls)
-        rows.append((len(calls), sent, end - start, max(done) - calls[-1][0]))
-    return [statistics.median(column) for column in zip(*rows, strict=True)]
-
+# The time between them cannot be hidden behind this backward: the rank *waits*.
+# Bytes come from the recorded shapes of the calls; buckets are float32 in all four cases.
 
 print("                  all-reduces      MiB sent         step   waits   share")
 print("                  per step    per 1,000 samples       ms      ms of step")
 for name, (micro, _) in CASES.items():
-    calls, sent, step_ms, waits_ms = communication(
-        [e for trace in traces[name] for e in trace]
-    )
+    events = [e for trace in traces[name] for e in trace]
+    calls, sent, step_ms, waits_ms = communication(events)
     per_sample = sent / (micro * BATCH) * 1000 / 2**20
     row = f"{name:17} {calls:10.0f} {per_sample:14.1f} {step_ms:14.1f} {waits_ms:7.1f}"
     print(f"{row} {waits_ms / step_ms:6.1%}")
@@ -190,6 +163,7 @@ for name, (micro, _) in CASES.items():
 # %%
 # The timeline of the first recorded step, without and with accumulation, drawn from the exported files.
 
+# drawing
 fig, axes = subplots(2, 1, height_in=3.4, sharex=True)
 describe(fig, "Timelines of a plain step and of a step of four micro-batches")
 COLORS = dict(zip(REGIONS, (INK, FAINT, MUTED, ACCENT), strict=True))
@@ -199,25 +173,25 @@ for ax, name in zip(axes, ("plain", "4 micro-batches"), strict=True):
         for at, until, _ in spans(traces[name][-1], f"{region}$"):
             if start <= at < end:
                 ax.barh(0, until - at, left=at - start, color=color, ec=INK, lw=0.5)
-    for at, until, _ in spans(traces[name][-1], TRANSFERS):
+    for at, until, _ in transfers(traces[name][-1]):
         if start <= at < end:
             ax.barh(1, until - at, left=at - start, color=RANK_COLORS[0], ec=INK, lw=0.5)
     ax.set_yticks([0, 1], ["main thread", "all-reduce"])
     ax.invert_yaxis()
-    ax.set_title(f"{name}: light forward, grey backward, violet optimizer")
+    ax.set_title(f"{name}: light forward, gray backward, violet optimizer")
 axes[-1].set_xlabel("ms since the step began")
 
 # %%
 # What to notice
 # --------------
 #
-# - The files hold the steps of the plan and nothing of the others; the call that saves a cycle takes :measured:`profile-a-step.saving:.0f` here, so a step that is timed from outside must leave it out.
-# - Accumulation leaves the all-reduces per step as they were and divides those per sample by four; the share of waiting went from :measured:`profile-a-step.share_1:.0f` to :measured:`profile-a-step.share_4:.0f`.
-# - Autocast to bf16 changed the computation (:measured:`profile-a-step.step_1:.0f` per step before, :measured:`profile-a-step.step_bf16_1:.0f` with it) and not one byte of communication.
+# - The files hold the steps of the plan and no others; the call that saves a cycle takes :measured:`profile-a-step.saving:.0f` here, so exclude it when you time a step from outside.
+# - Accumulation does not change the all-reduces per step and divides those per sample by four; the share of waiting went from :measured:`profile-a-step.share_1:.0f` to :measured:`profile-a-step.share_4:.0f`.
+# - Autocast to bf16 changed the computation (:measured:`profile-a-step.step_1:.0f` per step before, :measured:`profile-a-step.step_bf16_1:.0f` with it) but not one byte of communication.
 #
 # What this does not mean
 # -----------------------
 #
-# That bf16 is slow, or fast: a CPU without bf16 units emulates it, and a GPU's tensor cores are another machine.
+# That bf16 is slow, or fast: a CPU without bf16 units emulates it, and a GPU's tensor cores are a different matter.
 # Where it makes computing faster, the *share* of communication grows, because the bytes stay.
-# And a rank waits for the slowest rank as well as for the link; one rank's trace cannot tell these apart (:doc:`plot_14_one_slow_rank`).
+# A rank also waits for the slowest rank, not only for the link; one rank's trace cannot tell these apart (:doc:`plot_14_one_slow_rank`).

@@ -3,7 +3,7 @@ The bucket sweep
 ================
 
 Why is a step slow with one bucket and slow with one per layer, and fast somewhere between?
-This lab says what each number of buckets costs, draws it, and only then measures.
+This lab computes what each number of buckets costs, draws it, and only then measures.
 It serves :ref:`performance-buckets`.
 """
 
@@ -12,21 +12,18 @@ It serves :ref:`performance-buckets`.
 # -----------
 # Twenty-four equal layers compute for 48 ms in their backward, and the link needs 48 ms for their bytes and 2 ms for each transfer.
 # With :math:`k` buckets the link waits for the first one, :math:`48/k` ms; then it is busy until the end, for :math:`2k` ms of latency and 48 ms of bytes.
-# Added up they are the formula of :ref:`performance-overlap`; ``simulate_step`` does not know it and plays the step through.
+# Their sum is the formula of :ref:`performance-overlap`; ``simulate_step`` does not know that formula and simulates the step event by event.
 
 import statistics
-import time
 
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import launch, record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.labs.over_link import over_link, timed_step
+from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, log_axis, subplots
 from ddplab.labs.sleeping import SleepingLayers
-from ddplab.runtime.slowlink import SlowLink
 
 LAYERS, LAYER_BYTES, FORWARD_S, BACKWARD_S = 24, 2**16, 6e-3, 48e-3
 LATENCY_S, BYTES_S = 2e-3, 48e-3
@@ -34,23 +31,17 @@ RATE = LAYERS * LAYER_BYTES / BYTES_S
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 24)  # numbers of buckets
 CAPS = {k: LAYERS // k * LAYER_BYTES / MIB for k in COUNTS}  # in MiB, as bucket_cap_mb
 
-gradients, link = (
-    equal_layers(LAYERS, LAYER_BYTES, BACKWARD_S),
-    Link(LATENCY_S, RATE, 2, "link"),
-)
-predicted = {}
+gradients = equal_layers(LAYERS, LAYER_BYTES, BACKWARD_S)
+link, predicted = Link(LATENCY_S, RATE, 2, "link"), {}
 print("   cap in   buckets |  link idle +  latency +  bytes  = backward |  step")
 for k in COUNTS:
     buckets = bucketed(gradients, int(CAPS[k] * MIB))
     step = predicted[k] = simulate_step(FORWARD_S, gradients, buckets, link)
     parts = [1e3 * s for s in (BACKWARD_S / k, k * LATENCY_S, BYTES_S)]
     assert len(buckets) == k
-    assert (
-        abs(step.step_s - FORWARD_S - sum(parts) / 1e3) < 1e-9
-    )  # the formula, the recurrence
-    cells = (
-        f"{CAPS[k]:7.4f} MiB {k:7}  |{parts[0]:8.1f} ms{parts[1]:9.1f} ms{parts[2]:6.1f} ms"
-    )
+    assert abs(step.step_s - FORWARD_S - sum(parts) / 1e3) < 1e-9  # simulation = formula
+    idle, latency, nbytes = (f"{ms:.1f} ms" for ms in parts)
+    cells = f"{CAPS[k]:7.4f} MiB {k:7}  |{idle:>11}{latency:>12}{nbytes:>9}"
     print(f"{cells}{sum(parts):8.1f} ms |{1e3 * step.step_s:6.1f} ms")
 best = min(COUNTS, key=lambda k: predicted[k].step_s)
 record(predicted_best=best)
@@ -59,6 +50,8 @@ record(predicted_best=best)
 # The prediction
 # --------------
 # Two of the three costs depend on the number of buckets: one falls and one rises.
+
+# drawing
 
 
 def draw(title):
@@ -71,10 +64,9 @@ def draw(title):
     ax.plot(COUNTS, says, "_", color=INK, ms=14, mew=1.8, label="predicted")
     for x, y, text in (4.5, 24, "bytes"), (15, 60, "latency"), (1.35, 66, "link idle"):
         ax.text(x, y, text, ha="center")
-    ax.set(xscale="log", xlabel="buckets (log scale)", ylabel="backward (ms)", title=title)
+    log_axis(ax.xaxis, COUNTS)
+    ax.set(xlabel="buckets (log scale)", ylabel="backward (ms)", title=title)
     ax.set(ylim=(0, 112), xlim=(0.95, 25.3))
-    ax.set_xticks(COUNTS, COUNTS)
-    ax.minorticks_off()
     return ax
 
 
@@ -83,32 +75,26 @@ draw("Predicted, before any run").legend(fontsize=8.5, loc="lower left")
 # %%
 # Measure
 # -------
-# One model per cap, and the caps in turn, so that a busy moment of the machine hits all alike.
-# ``first`` is when the first bucket was launched, ``busy`` how long transfers kept the link.
+# There is one model per cap, and the caps take turns, so that a busy moment of the machine hits all of them alike.
+# ``over_link`` wraps a model in DDP over an emulated link and takes the first steps, until DDP has rebuilt its buckets; ``timed_step`` times one step and reads the link's log; without its forward, that is the backward.
+# ``first`` is when the first bucket was launched, ``busy`` how long transfers occupied the link.
 
 
 def worker(caps, rounds):
-    models = {}
+    models, batch = {}, torch.ones(1)
     for k, cap in caps.items():
         model = SleepingLayers(LAYERS, LAYER_BYTES, FORWARD_S / LAYERS, BACKWARD_S / LAYERS)
-        ddp, link = DistributedDataParallel(model, bucket_cap_mb=cap), SlowLink(0, 1e15)
-        ddp.register_comm_hook(link, SlowLink.hook)
-        for _ in range(2):  # the first step has one bucket; the second has those of the cap
-            ddp(torch.ones(1)).sum().backward()
+        ddp, link = over_link(model, batch, bucket_cap_mb=cap)
         link.latency_s, link.bytes_per_s = LATENCY_S, RATE
         models[k] = ddp, link, []
     for _ in range(rounds):
         for ddp, link, seen in models.values():
-            link.log.clear()
-            dist.barrier()
-            loss = ddp(torch.ones(1)).sum()
-            begin = time.perf_counter()
-            loss.backward()
-            whole, free, busy = time.perf_counter() - begin, 0.0, 0.0
-            for sent in link.log:
+            whole, log = timed_step(ddp, link, batch)
+            free, busy = 0.0, 0.0
+            for sent in log:
                 free, busy = sent.done_s, busy + sent.done_s - max(sent.launched_s, free)
-            times = whole, link.log[0].launched_s - begin, busy
-            seen.append((times, [sent.nbytes for sent in link.log]))
+            times = whole - FORWARD_S, log[0].launched_s - FORWARD_S, busy
+            seen.append((times, [sent.nbytes for sent in log]))
     return {k: seen for k, (_, _, seen) in models.items()}
 
 
@@ -117,19 +103,15 @@ print("buckets   first launched    link busy     backward   predicted    error")
 for k, seen in launch(worker, 2, CAPS, 5)[0].items():
     times, sent = zip(*seen, strict=True)
     assert list(sent) == [[t.nbytes for t in predicted[k].timeline]] * len(sent)
-    whole, first, busy = (
-        1e3 * statistics.median(column) for column in zip(*times, strict=True)
-    )
+    whole, first, busy = (1e3 * statistics.median(c) for c in zip(*times, strict=True))
     says = 1e3 * (predicted[k].step_s - FORWARD_S)
     backward[k], error = whole, 100 * (says / whole - 1)
     errors.append(abs(error))
     row = f"{k:7}{first:14.1f} ms{busy:10.1f} ms{whole:10.1f} ms{says:9.1f} ms"
     print(f"{row}{error:+7.1f} %")
     if k in (1, LAYERS):
-        name = "one" if k == 1 else "most"
-        record(
-            "ms", **{f"{name}_backward": whole, f"{name}_first": first, f"{name}_busy": busy}
-        )
+        values = {"backward": whole, "first": first, "busy": busy}
+        record("ms", **{f"{'one' if k == 1 else 'most'}_{n}": ms for n, ms in values.items()})
 record("%", mean_error=statistics.mean(errors), worst_error=max(errors))
 record(measured_best=min(backward, key=backward.__getitem__))
 record("ms", best_backward=min(backward.values()))
@@ -137,10 +119,10 @@ record("ms", best_backward=min(backward.values()))
 # %%
 # The same drawing, with what was measured.
 
+# drawing
 ax = draw("Predicted and measured")
-ax.plot(
-    backward.keys(), backward.values(), "o", color=ACCENT, ms=5, mec="white", label="measured"
-)
+look = {"color": ACCENT, "ms": 5, "mec": "white", "label": "measured"}
+ax.plot(backward.keys(), backward.values(), "o", **look)
 ax.legend(fontsize=8.5, loc="lower left")
 
 # %%
@@ -156,5 +138,5 @@ ax.legend(fontsize=8.5, loc="lower left")
 # What this does not mean
 # -----------------------
 #
-# That your U is as deep or as symmetric: with a faster link the left end falls, because less is left to hide, and with less latency the right end does.
+# That your U-shaped curve is as deep or as symmetric: with a faster link the left end falls, because less is left to hide, and with less latency the right end does.
 # Nor that a cap can have any number of buckets: it counts whole tensors, and here all are equal.

@@ -2,8 +2,8 @@
 Overlap on and off
 ==================
 
-What does it bring that buckets travel while the backward computes, and how much could it ever bring?
-This lab sends the same buckets over the same link, once during the backward and once behind it, and holds both against a bound.
+How much time does it save that buckets travel while the backward computes, and how much could it save at most?
+This lab sends the same buckets over the same link, once during the backward and once after it, and compares both with a bound.
 It serves :ref:`performance-overlap-lab`.
 """
 
@@ -11,76 +11,58 @@ It serves :ref:`performance-overlap-lab`.
 # The same buckets, later
 # -----------------------
 # DDP calls a communication hook when a bucket is complete, and wants a future.
-# A hook may start the transfer at once, or keep the bucket back until the last one is complete, when nothing is left to compute.
+# A hook may start the transfer at once, or hold the bucket back until the last one is complete, when nothing is left to compute.
 # That is all that *off* does.
 
 import statistics
-import time
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import launch, record
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
+from ddplab.labs.over_link import over_link, timed_step
 from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.labs.sleeping import SleepingLayers
-from ddplab.runtime.slowlink import SlowLink
 
 BUCKETS, NBYTES, BACKWARD_S, ROUNDS = 8, 2**13, 40e-3, 7
 LINKS_S = (20e-3, 40e-3, 60e-3, 80e-3)  # what the link needs for all buckets
+
+
+HELD_BACK = []  # buckets, and the futures that DDP waits for
 
 
 def at_once(link, bucket):
     return link.all_reduce(bucket.buffer().mul_(1 / dist.get_world_size()))
 
 
-def behind(state, bucket):
-    link, kept = state
+def afterwards(link, bucket):
     future = torch.futures.Future()
-    kept.append((bucket.buffer().mul_(1 / dist.get_world_size()), future))
+    HELD_BACK.append((bucket.buffer().mul_(1 / dist.get_world_size()), future))
     if bucket.is_last():
-        for buffer, waiting in kept:
+        for buffer, waiting in HELD_BACK:
             done = link.all_reduce(buffer)
             done.then(lambda done, waiting=waiting: waiting.set_result(done.value()))
-        kept.clear()
+        HELD_BACK.clear()
     return future
 
 
 # %%
-# The two take turns on the same ranks, for each link.
-# A layer of the model is a bucket; its time is a sleep, so compute and transfers do not take each other's cores.
+# For each link, the two take turns on the same ranks.
+# A layer of the model is a bucket; it sleeps instead of computing, so computing and transfers do not compete for cores.
 
 
 def worker(links_s):
-    models = {}
-    for name in ("off", "on"):
-        model, link = (
-            SleepingLayers(BUCKETS, NBYTES, 0, BACKWARD_S / BUCKETS),
-            SlowLink(0, 1e15),
-        )
-        ddp = DistributedDataParallel(model, bucket_cap_mb=NBYTES / 2**20)
-        if name == "on":
-            ddp.register_comm_hook(link, at_once)
-        else:
-            ddp.register_comm_hook((link, []), behind)
-        for _ in range(2):  # until buckets are those of the cap
-            ddp(torch.ones(1)).sum().backward()
-        models[name] = ddp, link
+    models, batch = {}, torch.ones(1)
+    for name, hook in (("off", afterwards), ("on", at_once)):
+        model = SleepingLayers(BUCKETS, NBYTES, 0, BACKWARD_S / BUCKETS)
+        models[name] = over_link(model, batch, hook, bucket_cap_mb=NBYTES / 2**20)
     seen = {(seconds, name): [] for seconds in links_s for name in models}
     for _ in range(ROUNDS):
         for (seconds, name), runs in seen.items():
             ddp, link = models[name]
             link.bytes_per_s = BUCKETS * NBYTES / seconds
-            link.log.clear()
-            ddp.zero_grad()
-            dist.barrier()
-            begin = time.perf_counter()
-            loss = ddp(torch.ones(1)).sum()  # takes no time
-            loss.backward()
-            whole, log = time.perf_counter() - begin, link.log
-            sent = [(t.nbytes, t.launched_s - begin, t.done_s - begin) for t in log]
-            runs.append((whole, sent))
+            runs.append(timed_step(ddp, link, batch))
         gradients = [[p.grad.clone() for p in ddp.parameters()] for ddp, _ in models.values()]
         assert all(map(torch.equal, *gradients))  # only the time is different
     return seen
@@ -91,7 +73,7 @@ def worker(links_s):
 # -----------------------
 # Let the backward compute for :math:`b` and the link need :math:`C` for all buckets.
 # Without overlap the backward lasts :math:`b + C`.
-# With it, never less than :math:`\max(b, C)`, since each of the two has to happen.
+# With overlap, it never lasts less than :math:`\max(b, C)`, since each of the two has to happen.
 # So overlap saves at most :math:`b + C - \max(b, C) = \min(b, C)`: it can halve the time, and no more.
 
 ready = equal_layers(BUCKETS, NBYTES, BACKWARD_S)
@@ -105,7 +87,7 @@ def predict(seconds, overlap):
 
 seen = launch(worker, 2, LINKS_S)[0]
 saved = {}
-print("computing  sending |  behind  predicted | during  predicted  bound |  saved   at most")
+print("computing  sending |   after  predicted | during  predicted  bound |  saved   at most")
 for seconds in LINKS_S:
     off, on = (statistics.median(1e3 * t for t, _ in seen[seconds, n]) for n in ("off", "on"))
     for whole, sent in seen[seconds, "off"] + seen[seconds, "on"]:
@@ -123,6 +105,7 @@ for seconds in LINKS_S:
 # %%
 # Above, both timelines where computing and sending need the same time; below, what overlap saved for each link.
 
+# drawing
 fig, (times, ax) = subplots(2, 1, height_in=4.6, height_ratios=(1, 1.3))
 describe(fig, "Timelines of a backward without and with overlap, and what overlap saves")
 for y, name in ((1, "off"), (0, "on")):
@@ -133,9 +116,9 @@ for y, name in ((1, "off"), (0, "on")):
         start, free = 1e3 * max(launched, free), done
         times.barh(y - 0.19, 1e3 * done - start, 0.34, start, color=ACCENT, ec="white", lw=1)
     times.plot([1e3 * whole] * 2, [y - 0.4, y + 0.4], color=INK, lw=1, ls="--")
-times.set_yticks((1, 0), ("behind", "during"))
+times.set_yticks((1, 0), ("after", "during"))
 times.set(xlabel="time since the backward began (ms)", xlim=0)
-times.set_title("grey: computing · filled: a bucket travels · dashed: the end", fontsize=9.5)
+times.set_title("gray: computing · filled: a bucket travels · dashed: the end", fontsize=9.5)
 
 shares = [i / 50 for i in range(121)]
 most = [1e3 * BACKWARD_S * min(1, x) for x in shares]
@@ -152,12 +135,12 @@ ax.legend(fontsize=8.5, loc="lower right")
 #
 # - Overlap saves most where computing and sending take equally long: :measured:`overlap-on-and-off.off:.0f` become :measured:`overlap-on-and-off.on:.0f`, which is :measured:`overlap-on-and-off.saved_share:.0f` less, of a possible 50 %.
 #   (*Saved* is a difference of two measurements, so it carries the noise of both.)
-# - With eight equal buckets an eighth of the smaller one cannot be saved: until the first bucket is full there is nothing to send, and behind the last one nothing is left to compute.
-# - A link that is four times faster, or twice slower, gets less out of overlap: one of the two is short, and only the shorter one can be hidden.
-# - Gradients are the same bits in both cases, and so are the transfers.
+# - With eight equal buckets an eighth of the smaller one cannot be saved: until the first bucket is full there is nothing to send, and after the last one nothing is left to compute.
+# - A link that is four times faster, or twice slower, gains less from overlap: one of the two is short, and only the shorter one can be hidden.
+# - The gradients are equal bit for bit in both cases, and so are the transfers.
 #
 # What this does not mean
 # -----------------------
 #
 # That hidden communication costs nothing: these layers sleep.
-# Where sending needs the cores or the memory that compute, :doc:`plot_20_predict_then_measure` shows by how much both get longer.
+# Where sending needs the same cores or memory as computing, :doc:`plot_20_predict_then_measure` shows by how much both get longer.

@@ -2,7 +2,7 @@
 First bucket, last bucket
 =========================
 
-Which bucket gets which cap, and what do you win by making one bucket smaller than the others?
+Which bucket gets which cap, and what do you gain by making one bucket smaller than the others?
 This lab reads buckets back for several options, and then times three layouts on a slow and on a fast link.
 It serves :ref:`performance-first-bucket`.
 """
@@ -11,21 +11,18 @@ It serves :ref:`performance-first-bucket`.
 # Who sets which cap
 # ------------------
 # Forty layers of 0.5 MiB, 20 MiB in all.
-# DDP logs what it reduced in the first backward, and what it reduces since the buckets were rebuilt.
-# Both must be what torch's own rule gives for the caps that are named in the last column.
-
-import time
+# DDP logs what it reduced in the first backward, and what it has reduced since the buckets were rebuilt.
+# Both must equal what torch's own rule gives for the caps in ``OPTIONS``.
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import launch, record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, equal_layers, simulate_step
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.over_link import over_link, timed_step
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, name_rows, subplots
 from ddplab.labs.sleeping import SleepingLayers
-from ddplab.runtime.slowlink import SlowLink
 from ddplab.runtime.torch_private import ddp_facts, torch_assign
 
 ALL = 1000  # a cap in MiB that nothing reaches
@@ -45,7 +42,7 @@ def read_back(options):
 
 
 def assigned(caps_mib):
-    """What torch's rule makes of forty layers of 0.5 MiB, in MiB; the last cap repeats."""
+    """The buckets, in MiB, that torch's rule makes of forty layers of 0.5 MiB; the last cap repeats."""
     weights = [torch.empty(MIB // 8) for _ in range(40)]
     return [len(b) / 2 for b in torch_assign(weights, [int(cap * MIB) for cap in caps_mib])]
 
@@ -72,9 +69,8 @@ for (options, first_caps, caps), (first, later) in zip(OPTIONS, read, strict=Tru
 # Three layouts, two links
 # ------------------------
 # Twelve layers and 60 ms of backward, always in four buckets, so latency is the same.
-# Either all have three layers, or they grow from one to five, or shrink from five to one.
-# One link needs longer than the backward, the other less.
-# The predictions come first.
+# All have three layers, or they grow from one to five, or shrink from five to one.
+# One link takes longer than the backward, the other less time; the predictions come first.
 
 LAYERS, LAYER_BYTES, BACKWARD_S, ROUNDS = 12, 2**13, 60e-3, 5
 LAYOUTS = {"equal": [3], "small first": [1, 2, 4, 5], "small last": [5, 4, 2, 1]}  # in layers
@@ -89,29 +85,16 @@ def predict(caps, link):
 
 
 def worker():
-    models, seen = {}, {}
+    models, seen, batch = {}, {}, torch.ones(1)
     for name, caps in LAYOUTS.items():
         model = SleepingLayers(LAYERS, LAYER_BYTES, 0, BACKWARD_S / LAYERS)
         caps_mib = [cap * LAYER_BYTES / MIB for cap in caps]
-        ddp, link = (
-            DistributedDataParallel(model, bucket_cap_mb_list=caps_mib),
-            SlowLink(0, 1e15),
-        )
-        ddp.register_comm_hook(link, SlowLink.hook)
-        for _ in range(2):  # until the buckets are rebuilt
-            ddp(torch.ones(1)).sum().backward()
-        models[name] = ddp, link
+        models[name] = over_link(model, batch, bucket_cap_mb_list=caps_mib)
     for _ in range(ROUNDS):
         for speed, like in LINKS.items():
             for name, (ddp, link) in models.items():
                 link.latency_s, link.bytes_per_s = like.latency_s, like.bytes_per_s
-                link.log.clear()
-                dist.barrier()
-                begin = time.perf_counter()
-                ddp(torch.ones(1)).sum().backward()
-                whole = time.perf_counter() - begin
-                sent = [(t.nbytes, t.launched_s - begin, t.done_s - begin) for t in link.log]
-                seen.setdefault((speed, name), []).append((whole, sent))
+                seen.setdefault((speed, name), []).append(timed_step(ddp, link, batch))
     return seen
 
 
@@ -127,8 +110,9 @@ for (speed, name), step in predicted.items():
     record("ms", **{f"{speed}_{name.replace(' ', '_')}": 1e3 * whole})
 
 # %%
-# Bars are measured transfers, dashed lines the predicted ends, and the grey line is the end of computing.
+# Bars are measured transfers, dashed lines the predicted ends, and the gray line is the end of computing.
 
+# drawing
 fig, axes = subplots(1, 2, height_in=2.4, sharey=True)
 describe(fig, "When each bucket travels: three layouts on a slow and on a fast link")
 for ax, speed in zip(axes, LINKS, strict=True):
@@ -141,21 +125,20 @@ for ax, speed in zip(axes, LINKS, strict=True):
         ax.plot([end, end], [y - 0.4, y + 0.4], color=INK, lw=1.2, ls="--")
     ax.axvline(1e3 * BACKWARD_S, color=MUTED, lw=1)
     ax.set(xlabel="time since the backward began (ms)", title=f"{speed} link", xlim=0)
-axes[0].set_yticks(range(len(LAYOUTS)), LAYOUTS)
-axes[0].invert_yaxis()
+name_rows(axes[0], list(LAYOUTS))
 
 # %%
 # What to notice
 # --------------
 #
-# - ``bucket_cap_mb=25`` is not the default: it takes the small first bucket away.
+# - ``bucket_cap_mb=25`` is not the default: it removes the small first bucket.
 # - A list wins over ``bucket_cap_mb``, and its last cap is that of all further buckets.
-# - A list counts from the first bucket to leave, once buckets are rebuilt.
-#   In the first backward, and for ever with ``find_unused_parameters``, it counts from the other end.
-# - On the slow link the step ends when the link is through, so it matters when the link *begins*: the small first bucket wins, :measured:`first-bucket.slow_small_first:.0f` against :measured:`first-bucket.slow_equal:.0f`.
+# - Once buckets are rebuilt, a list counts from the first bucket that is sent.
+#   In the first backward, and always with ``find_unused_parameters``, it counts from the other end.
+# - On the slow link the step ends when the link is done, so it matters when the link *begins*: the small first bucket wins, :measured:`first-bucket.slow_small_first:.0f` against :measured:`first-bucket.slow_equal:.0f`.
 # - On the fast link the link waits for buckets, so it matters what is *left* at the end: the small last bucket wins, :measured:`first-bucket.fast_small_last:.0f` against :measured:`first-bucket.fast_equal:.0f`.
 #
 # What this does not mean
 # -----------------------
 #
-# That you should write lists: the gain is at most what the first bucket waits, or the last one travels, and a list is right for one model in one order of layers.
+# That you should write lists: the gain is at most the time that the first bucket waits, or that the last one travels, and a list is right for one model in one order of layers.

@@ -3,7 +3,7 @@ Ask the machine for its bucket size
 ===================================
 
 Which ``bucket_cap_mb`` suits your model on your ranks, and would another one be worth the change?
-``ddplab tune-buckets`` measures, predicts, measures again, and says how sure it is.
+``ddplab tune-buckets`` measures, predicts, measures again, and reports how sure it is.
 This lab runs it on a small transformer, over an emulated link.
 It serves :ref:`performance-tune`.
 """
@@ -38,8 +38,8 @@ def build():
 # The command
 # -----------
 # On your machine you type ``ddplab tune-buckets train:build``, and it measures the link that is there.
-# Here ``--emulate-link`` plays one of 1.5 ms and 0.15 Gbit/s, so that buckets matter on a single host.
-# The answer comes as JSON; ``as_text`` makes the table of it that you see without ``--json``.
+# Here ``--emulate-link`` emulates one of 1.5 ms and 0.15 Gbit/s, so that buckets matter on a single host.
+# The answer is JSON; ``as_text`` turns it into the table that you see without ``--json``.
 
 import json
 import subprocess
@@ -70,7 +70,7 @@ for seen in found["measured"]:
 # How to read it
 # --------------
 # The line is the cost model with what was measured before the sweep: ready times, latency and rate.
-# Marks are medians of steps that ran in turn, one of each cap in each round; bars hold their middle half.
+# Marks are medians of steps that took turns, one step of each cap in each round; bars span their middle half.
 
 fig, ax = draw(found)
 assert len(ax.lines[2].get_xdata()) == len(found["predicted"]) - 1  # all but the default
@@ -81,9 +81,8 @@ assert ax.get_xscale() == "log"
 # What disturbs a round disturbs all caps in it, so a busy machine blurs them less than it blurs the medians.
 
 advice = found["recommended"]
-errors = [
-    abs(100 * (seen["predicted_ms"] / seen["median_ms"] - 1)) for seen in found["measured"]
-]
+ratios = [seen["predicted_ms"] / seen["median_ms"] for seen in found["measured"]]
+errors = [100 * abs(ratio - 1) for ratio in ratios]
 record(verdict=advice["verdict"], rounds=advice["rounds"], caps=len(found["measured"]))
 record("ms", gain=advice["gain_ms"], default=default["median_ms"])
 record("MiB", best=advice["best_bucket_cap_mb"])

@@ -3,16 +3,16 @@ Memory of gradient views, through a step
 ========================================
 
 What does ``gradient_as_bucket_view=True`` save, at which moment, and what undoes it?
-This lab predicts the bytes of gradients and buckets at every moment of a step, counts the storages that are there, and compares to the byte.
+This lab predicts the bytes of gradients and buckets at every moment of a step, counts the storages that exist, and compares to the byte.
 It serves :ref:`performance-memory`; :doc:`/labs/idea/plot_03_memory_ledger` has the whole ledger of a rank, between steps.
 """
 
 # %%
 # The count
 # ---------
-# A storage is counted once, however many tensors look into it: that tells a view from a copy.
+# A storage is counted once, however many tensors share it: that distinguishes a view from a copy.
 # The moments: before the backward, each gradient as it becomes ready, and the return of ``backward()``.
-# A communication hook shows the buckets; they are kept from the second step on, when they change no more.
+# A communication hook shows the buckets; they are collected from the second step on, when they no longer change.
 
 import itertools
 
@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.storages import storage_bytes
 
 WIDTHS, STEPS = [256, 1024, 512, 512, 64], 4
 CASES = {  # gradients as views, set_to_none of zero_grad
@@ -31,11 +32,6 @@ CASES = {  # gradients as views, set_to_none of zero_grad
     "views, kept": (True, False),
     "default, kept": (False, False),
 }
-
-
-def held(tensors):
-    storages = (t.untyped_storage() for t in tensors if t is not None)
-    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
 def worker(views, set_to_none):
@@ -51,9 +47,8 @@ def worker(views, set_to_none):
         return work.get_future().then(lambda future: future.value()[0])
 
     def note(name, nbytes=0):
-        moments.append(
-            (name, nbytes, held([*buckets.values(), *(p.grad for p in parameters)]))
-        )
+        held = storage_bytes([*buckets.values(), *(p.grad for p in parameters)])
+        moments.append((name, nbytes, held))
 
     ddp.register_comm_hook(None, seen)
     for p in parameters:
@@ -77,8 +72,8 @@ def worker(views, set_to_none):
 # --------------
 # All buckets together hold :math:`G` bytes, one gradient each.
 # By default a gradient is a tensor of its own, there from the moment it is ready until ``zero_grad`` drops it.
-# With views it is born as a tensor of its own, too; then DDP copies it into its bucket, drops it, and makes ``.grad`` a view.
-# So one fresh gradient at a time is extra, unless ``set_to_none=False`` keeps the views and autograd adds into the bucket.
+# With views it also starts as a tensor of its own; then DDP copies it into its bucket, drops it, and makes ``.grad`` a view.
+# So there is one extra gradient at a time, unless ``set_to_none=False`` keeps the views and autograd adds into the bucket.
 
 
 def predict(moments, views, set_to_none):
@@ -87,7 +82,7 @@ def predict(moments, views, set_to_none):
     for name, nbytes, _ in moments:
         fresh += nbytes
         if not set_to_none:
-            extra = 0 if views else total  # the gradients of the step before, set to zero
+            extra = 0 if views else total  # the gradients of the last step, set to zero
         elif views:
             extra = nbytes  # this one, until it is copied into the bucket
         else:
@@ -108,16 +103,14 @@ for name, case in CASES.items():
 gradients = sum(nbytes for _, nbytes, _ in ranks[0])
 largest = max(nbytes for _, nbytes, _ in ranks[0])
 record("MiB", gradients=gradients / 2**20, largest=largest / 2**20)
-record(
-    "MiB",
-    **{f"most_{n.split(',')[0]}": max(measured[n]) / 2**20 for n in ("default", "views")},
-)
+record("MiB", **{f"most_{n}": max(measured[n]) / 2**20 for n in ("default", "views")})
 assert max(measured["default"]) - measured["views"][-1] == gradients
 assert max(measured["views"]) == gradients + largest
 
 # %%
 # Each line is one case; the model has two parameters per layer, so eight gradients.
 
+# drawing
 fig, ax = subplots(height_in=3.2)
 describe(fig, "Bytes of gradients and buckets through one backward, in four cases")
 looks = (INK, "-", "o"), (ACCENT, "-", "s"), (ACCENT, ":", "^"), (MUTED, "--", "v")
@@ -134,7 +127,7 @@ ax.set_title("Views stay near one copy of the gradients, the default grows to tw
 # %%
 # A view that you keep is overwritten
 # -----------------------------------
-# A tensor that was ``.grad`` in the last step looks into the bucket still.
+# A tensor that was ``.grad`` in the last step still shares the bucket's storage.
 
 
 def keep_one(views):
@@ -149,9 +142,8 @@ def keep_one(views):
 
 for views in (False, True):
     (second, third), _ = launch(keep_one, 2, views, quiet=True)
-    print(
-        f"views {views!s:5}  kept from step 2, where it was 1: {second[0][0]}   step 3: {third[0][0]}"
-    )
+    values = f"kept from step 2, where it was 1: {second[0][0]}   step 3: {third[0][0]}"
+    print(f"views {views!s:5}  {values}")
     assert (second == third) == views
 
 # %%
@@ -159,11 +151,11 @@ for views in (False, True):
 # --------------
 #
 # - The gradients take :measured:`memory-of-views.gradients:.2f`; gradients and buckets together grow to :measured:`memory-of-views.most_default:.2f` by default and to :measured:`memory-of-views.most_views:.2f` with views.
-# - The saving is one copy of all gradients, but not from the peak: the largest fresh gradient (:measured:`memory-of-views.largest:.2f`) is there once more.
-# - With ``set_to_none=False`` views never leave the bucket; without views it is the worst case, both copies at all times.
+# - Views save one copy of all gradients, but the peak falls by less: the largest fresh gradient (:measured:`memory-of-views.largest:.2f`) exists twice.
+# - With ``set_to_none=False`` views never leave the bucket; without views that is the worst case, with both copies at all times.
 #
 # What this does not mean
 # -----------------------
 #
-# That the peak of the *step* falls by as much: at the start of a backward the activations are still there, at its end the gradients, and which is higher depends on your batch.
-# And the operator that computes a gradient writes it into a tensor of its own in every case; it is counted here only while ``.grad`` holds it.
+# That the peak of the *step* falls by the same amount: at the start of a backward the activations are still there, at its end the gradients, and which is higher depends on your batch.
+# The operator that computes a gradient writes it to a tensor of its own in every case; it is counted here only while ``.grad`` holds it.

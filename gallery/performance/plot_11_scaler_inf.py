@@ -3,7 +3,7 @@ The scaler and an inf on one rank
 =================================
 
 In fp16 one rank's gradient overflows: who skips the step, and do the ranks agree?
-This lab puts an inf before and behind the all-reduce, and reads weights and scales of all ranks after each step.
+This lab puts an inf before and after the all-reduce, and reads weights and scales of all ranks after each step.
 It serves :ref:`performance-amp`; the fault of averaging by hand is in :doc:`/labs/debugging/plot_21_overflow_on_one_rank`.
 """
 
@@ -11,8 +11,8 @@ It serves :ref:`performance-amp`; the fault of averaging by hand is in :doc:`/la
 # The program
 # -----------
 # Small gradients vanish in fp16, so the scaler multiplies the loss by a *scale* and divides the gradients by it before the step.
-# Where it finds an inf or a NaN, it leaves the step out and halves its scale; after ``growth_interval`` good steps it doubles it.
-# Each rank has a scaler of its own, and scalers do not talk to each other.
+# When it finds an inf or a NaN, it skips the step and halves its scale; after ``growth_interval`` good steps it doubles it.
+# Each rank has its own scaler, and scalers do not talk to each other.
 
 import torch
 import torch.distributed as dist
@@ -21,13 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.gaps import flat_gradients, flat_weights, gap
-from ddplab.labs.plotting import ACCENT, RANK_COLORS, describe, subplots
+from ddplab.labs.plotting import ACCENT, RANK_COLORS, describe, log_axis, subplots
 
-RANKS, STEPS, BAD_STEP, BAD_RANK, CLIP = 3, 12, 5, 1, 1.0
+RANKS, STEPS, CLIP = 3, 12, 1.0
+BAD = BAD_STEP, BAD_RANK = 5, 1
 
 
 def agree(model, scaler):
-    """Give every rank an inf if one of them has one: the scalers then decide alike."""
+    """Give every rank an inf if one of them has one: the scalers then make the same decision."""
     bad = (~flat_gradients(model).isfinite().all()).float().to(device())
     dist.all_reduce(bad, op=dist.ReduceOp.MAX)
     if bad:
@@ -42,16 +43,13 @@ def worker(where, repair=None):
     torch.manual_seed(dist.get_rank() + 1)
     rows = []
     for step in range(STEPS):
-        x, here = (
-            torch.randn(8, 16).to(device()),
-            (step, dist.get_rank()) == (BAD_STEP, BAD_RANK),
-        )
+        x, here = torch.randn(8, 16).to(device()), (step, dist.get_rank()) == BAD
         with torch.autocast(device().type, dtype=torch.float16):
             out = model(3e4 * x if here and where == "before the sync" else x)
             loss = (out.float() - 1).square().mean()
         optimizer.zero_grad()
         scaler.scale(loss).backward()
-        if here and where == "behind the sync":
+        if here and where == "after the sync":
             model.module.weight.grad[0, 0] = torch.inf
         if repair:
             repair(model, scaler)
@@ -60,10 +58,8 @@ def worker(where, repair=None):
         before = flat_weights(model)
         scaler.step(optimizer)
         scaler.update()
-        skipped = torch.equal(before, flat_weights(model))
-        rows.append(
-            ("skipped" if skipped else "taken", scaler.get_scale(), flat_weights(model))
-        )
+        what = "skipped" if torch.equal(before, flat_weights(model)) else "taken"
+        rows.append((what, scaler.get_scale(), flat_weights(model)))
     return rows
 
 
@@ -87,31 +83,26 @@ def show(name, ranks):
     return [rows[BAD_STEP][0] for rows in ranks], apart
 
 
-runs = {}
-for where, repair in (
-    ("before the sync", None),
-    ("behind the sync", None),
-    ("behind the sync", agree),
-):
-    name = f"inf {where}" + (", agreed on" if repair else "")
-    runs[name] = launch(worker, RANKS, where, repair, quiet=True)
+cases = {f"inf {where}": (where, None) for where in ("before the sync", "after the sync")}
+cases["inf after the sync, agreed on"] = "after the sync", agree
+runs = {name: launch(worker, RANKS, *case, quiet=True) for name, case in cases.items()}
 what, apart = show("inf before the sync", runs["inf before the sync"])
 assert what == ["skipped"] * RANKS
 assert apart == 0
 
 # %%
-# Behind the sync: one skips
+# After the sync: one skips
 # --------------------------
 # An inf that appears on one rank after ``backward()`` has returned comes from your own code: a division by the number of tokens of this rank, a hook, a bad memory cell.
-# No collective follows it, so nobody else hears of it.
+# No collective follows it, so no other rank sees it.
 
-what, apart = show("inf behind the sync", runs["inf behind the sync"])
+what, apart = show("inf after the sync", runs["inf after the sync"])
 assert what == ["taken", "skipped", "taken"]
 assert apart > 0
 record(apart=apart)
 
 # %%
-# Nothing raises, and it does not heal.
+# Nothing raises, and it does not recover.
 # From here on the ranks also *scale* by different numbers, so DDP averages gradients that are multiplied differently.
 # Let :math:`S` be the scale of two ranks and :math:`S/2` that of the third: the mean is :math:`\tfrac{5}{6} S g` for equal gradients :math:`g`.
 # Each rank divides by its own scale, so two of them step with :math:`\tfrac56 g` and the third with :math:`\tfrac53 g`.
@@ -129,33 +120,33 @@ print("step of each rank, in multiples of the gradient:", [f"{f:.3f}" for f in f
 assert [round(f, 6) for f in factors] == [round(5 / 6, 6), round(5 / 3, 6), round(5 / 6, 6)]
 
 # %%
-# If your code touches gradients behind the sync, let the ranks agree before ``unscale_``: one all-reduce of one number.
+# If your code changes gradients after the sync, let the ranks agree before ``unscale_``: one all-reduce of one number.
 
-what, apart = show("inf behind the sync, agreed on", runs["inf behind the sync, agreed on"])
+what, apart = show("inf after the sync, agreed on", runs["inf after the sync, agreed on"])
 assert what == ["skipped"] * RANKS
 assert apart == 0
 
 # %%
-# The scale of every rank, step by step; lines that lie on one another are drawn side by side.
+# The scale of every rank, step by step; lines that would overlap are drawn side by side.
 
+# drawing
 fig, axes = subplots(1, 2, height_in=2.7, sharey=True)
-describe(fig, "Scale of three ranks over the steps, with an inf before and behind the sync")
-for ax, name in zip(axes, ("inf before the sync", "inf behind the sync"), strict=True):
+describe(fig, "Scale of three ranks over the steps, with an inf before and after the sync")
+for ax, name in zip(axes, ("inf before the sync", "inf after the sync"), strict=True):
     for rank, rows in enumerate(runs[name]):
         scales = [scale * (1 + 0.04 * (rank - 1)) for _, scale, _ in rows]
         mark = {"marker": "os^"[rank], "ms": 4, "label": f"rank {rank}"}
         ax.step(range(STEPS), scales, where="mid", color=RANK_COLORS[rank], **mark)
     ax.axvline(BAD_STEP, color=ACCENT, lw=1, ls=":")
-    ax.set(yscale="log", xlabel="step", xticks=range(0, STEPS, 2))
-    ax.set_yticks([512, 1024, 2048, 4096, 8192], ["512", "1024", "2048", "4096", "8192"])
-    ax.minorticks_off()
+    log_axis(ax.yaxis, [512, 1024, 2048, 4096, 8192])
+    ax.set(xlabel="step", xticks=range(0, STEPS, 2))
     ax.set_title(name, fontsize=9.5)
 axes[0].set_ylabel("scale after the step")
 axes[0].legend(fontsize=8.5)
 
 # %%
-# Clip behind ``unscale_``
-# ------------------------
+# Clip after ``unscale_``
+# -----------------------
 # Before ``unscale_`` the gradients are multiplied by the scale, and a clip at 1 cuts them to 1 ÷ scale.
 # All ranks do the same wrong thing, so comparing ranks finds nothing.
 
@@ -189,11 +180,11 @@ for first in (True, False):
 # --------------
 #
 # - DDP's all-reduce is what makes the scalers agree: an inf of one rank reaches all of them, and no flag has to be sent.
-# - The same inf behind the sync splits the ranks, and the scales stay apart, since each scaler counts its own good steps.
+# - The same inf after the sync makes the ranks diverge, and the scales stay different, since each scaler counts its own good steps.
 # - A clip before ``unscale_`` compares a norm of :measured:`scaler-inf.norm_wrong:.0f` with a bound that was meant for :measured:`scaler-inf.norm_right:.2f`.
 #
 # What this does not mean
 # -----------------------
 #
 # That bf16 needs any of this: it has the exponents of float32, and training in it commonly goes without a scaler.
-# Sharded gradients are another matter, too: there a rank sees its shard only, and the scaler must ask the others.
+# Sharded gradients are a different matter too: there a rank sees only its shard, and the scaler must ask the others.

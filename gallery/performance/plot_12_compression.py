@@ -10,11 +10,9 @@ It serves :ref:`performance-compression`; :doc:`/labs/internals/plot_12_comm_hoo
 # %%
 # Over the slow link
 # ------------------
-# torch's hooks call ``dist.all_reduce``; here they find another one, which goes over ``ddplab.runtime.slowlink.SlowLink``.
-# PowerSGD waits for one all-reduce in the callback of another, so each result is handed over by a thread of its own.
+# torch's hooks call ``dist.all_reduce``; here ``DistOverLink`` gives them another one, which goes over ``ddplab.runtime.slowlink.SlowLink``.
 
 import statistics
-import threading
 
 import torch
 import torch.distributed as dist
@@ -24,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
 from ddplab.labs.gaps import flat_gradients
+from ddplab.labs.over_link import DistOverLink
 from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.clock import now
@@ -31,50 +30,24 @@ from ddplab.runtime.needs import ON_CPU
 from ddplab.runtime.slowlink import SlowLink
 
 WIDTH, LAYERS, BATCH, RANKS, STEPS = 256, 4, 32, 2, 30
-LATENCY_S, BYTES_PER_S, FIRST = (
-    1e-3,
-    20e6,
-    2,
-)  # PowerSGD starts at step 2, once buckets are rebuilt
-
-
-class OverTheLink:
-    """``torch.distributed`` for a hook, with another ``all_reduce``."""
-
-    def __init__(self, link):
-        self.link = link
-
-    def __getattr__(self, name):
-        return getattr(dist, name)
-
-    def all_reduce(self, tensor, group=None, async_op=True):
-        arrives = self.link.all_reduce(tensor)
-        self.future = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else None)
-        hand_over = lambda future: future.set_result([arrives.wait()])  # noqa: E731
-        threading.Thread(target=hand_over, args=[self.future], daemon=True).start()
-        return self
-
-    def get_future(self):
-        return self.future
-
+LATENCY_S, BYTES_PER_S = 1e-3, 20e6
+FIRST = 2  # the step in which PowerSGD starts, once buckets are rebuilt
 
 # %%
 # The hooks
 # ---------
-# ``bf16_compress_hook`` is refused by a torch that was built without NCCL, whatever backend is used.
+# A torch that was built without NCCL refuses ``bf16_compress_hook``, whatever backend is used.
 # The check looks at the hook's name, so the same function under another name passes.
 
+power_sgd = powerSGD_hook.powerSGD_hook
 HOOKS = {  # hook, options of PowerSGDState
     "float32": (default_hooks.allreduce_hook, None),
     "float16": (default_hooks.fp16_compress_hook, None),
     "bfloat16": (lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket), None),
-    "PowerSGD, rank 1": (powerSGD_hook.powerSGD_hook, {"rank": 1}),
-    "PowerSGD, rank 4": (powerSGD_hook.powerSGD_hook, {"rank": 4}),
-    "  no feedback": (powerSGD_hook.powerSGD_hook, {"rank": 4, "feedback": False}),
-    "  nor warm start": (
-        powerSGD_hook.powerSGD_hook,
-        {"rank": 4, "feedback": False, "warm": False},
-    ),
+    "PowerSGD, rank 1": (power_sgd, {"rank": 1}),
+    "PowerSGD, rank 4": (power_sgd, {"rank": 4}),
+    "  no feedback": (power_sgd, {"rank": 4, "feedback": False}),
+    "  nor warm start": (power_sgd, {"rank": 4, "feedback": False, "warm": False}),
 }
 
 
@@ -85,8 +58,8 @@ def state_of(rank, warm=True, feedback=True):
 
 
 def network(layers):
-    parts = [part for _ in range(layers) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    return nn.Sequential(*parts)
+    pairs = [(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(layers)]
+    return nn.Sequential(*(layer for pair in pairs for layer in pair))
 
 
 def by_its_name():
@@ -106,14 +79,14 @@ assert answer.startswith("accepted" if dist.is_nccl_available() else "TypeError:
 # The run
 # -------
 # In every step the ranks compute the gradient twice: once under ``no_sync``, averaged exactly, and once through the hook.
-# The optimizer takes what the hook gave, as it would.
-# All gradients are in one bucket, so that nothing overlaps and times can be predicted by hand.
+# The optimizer steps with what the hook gave, as in training.
+# All gradients are in one bucket, so nothing overlaps and times can be predicted by hand.
 # The inputs have a few large directions and many small ones, as data often do; the batch is the same in every step.
 
 
 def worker(hook, options):
     link = SlowLink(LATENCY_S, BYTES_PER_S)
-    default_hooks.dist = powerSGD_hook.dist = OverTheLink(link)
+    default_hooks.dist = powerSGD_hook.dist = DistOverLink(link)
     torch.manual_seed(0)
     model = DistributedDataParallel(network(LAYERS).to(device()))
     model.register_comm_hook(state_of(**options) if options else None, hook)
@@ -145,8 +118,8 @@ def worker(hook, options):
 
 
 # %%
-# *Predicted* is the time of the transfers alone: latency and bytes ÷ rate for each, one after the other.
-# The error of a *step* is the distance to the exact gradient, relative to its norm; the error of the *sum* is that of all gradients so far, added up.
+# *Predicted* is the time of the transfers alone: latency plus bytes ÷ rate for each, one after the other.
+# The error of a *step* is the distance from the exact gradient, relative to its norm; the error of the *sum* is that of the sum of all gradients so far.
 
 print("                   all-     bytes      backward, ms     error of  error of  loss at")
 print("                reduces      sent  predicted  median      a step   the sum  the end")
@@ -163,15 +136,14 @@ for name, case in HOOKS.items():
     key = name.strip().replace(", ", "_").replace(" ", "_").lower()
     record("bytes", **{f"{key}_sent": sum(nbytes)})
     record("ms", **{f"{key}_backward": middle})
-    record(**{f"{key}_error": statistics.median(steps), f"{key}_sum": sums[-1]})
-    record(**{f"{key}_loss": losses[name]})
-    rank = 0 if case[1] is None else case[1]["rank"]
-    width = 2 if "16" in name else 4
+    error = statistics.median(steps)
+    record(**{f"{key}_error": error, f"{key}_sum": sums[-1], f"{key}_loss": losses[name]})
+    rank, width = (case[1] or {"rank": 0})["rank"], 2 if "16" in name else 4
     weights = 2 * rank * WIDTH if rank else WIDTH**2  # P and Q in place of a matrix
     assert sum(nbytes) == width * LAYERS * (weights + WIDTH)
 
 full, alone, cold = (errors[name] for name in list(HOOKS)[-3:])
-assert full[1][-1] < alone[1][-1]  # feedback repairs the sum
+assert full[1][-1] < alone[1][-1]  # feedback corrects the sum
 assert statistics.median(alone[0]) < statistics.median(cold[0])  # a warm start, the step
 exact, best, middle, worst = (losses[name] for name in ("float32", *list(HOOKS)[-3:]))
 assert exact < best < middle < worst
@@ -179,6 +151,7 @@ assert exact < best < middle < worst
 # %%
 # Step by step, for the variants of PowerSGD with rank 4 and for bfloat16.
 
+# drawing
 fig, axes = subplots(1, 2, height_in=3.0, sharey=True)
 describe(fig, "Relative error of each step and of the sum of all steps so far, four hooks")
 looks = {"PowerSGD, rank 4": (ACCENT, "-"), "  no feedback": (INK, "--")}
@@ -195,9 +168,9 @@ axes[1].legend(fontsize=8.5)
 # %%
 # PowerSGD with several buckets, on gloo
 # --------------------------------------
-# Its callbacks launch a further all-reduce and wait for it, and on gloo they run in the threads that would carry it out (torch 2.13).
-# One bucket passes.
-# With six the threads run out and the ranks hang, or the ranks launch in different orders and one aborts: chance decides which.
+# Its callbacks launch another all-reduce and wait for it, and on gloo they run in the threads that would carry it out (torch 2.13).
+# One bucket works.
+# With six, either the threads run out and the ranks hang, or the ranks launch in different orders and one aborts: chance decides which.
 
 
 def several_buckets(cap):
@@ -218,7 +191,7 @@ for cap, passes in ((25, True), (0.25, False)):
 #
 # - A cast halves the bytes, and over this link the backward: :measured:`compression.float32_backward:.0f` to :measured:`compression.float16_backward:.0f`.
 #   PowerSGD of rank 1 sends :measured:`compression.powersgd_rank_1_sent:,.0f` in place of :measured:`compression.float32_sent:,.0f`, in three all-reduces that wait for each other, and pays three latencies.
-# - What PowerSGD of rank 4 sends in one step is far from the gradient: by :measured:`compression.nor_warm_start_error:.2f` of its norm from a random start each time, :measured:`compression.no_feedback_error:.2f` if it starts where the last step ended.
+# - What PowerSGD of rank 4 sends in one step is far from the gradient: by :measured:`compression.nor_warm_start_error:.2f` of its norm from a random start each time, :measured:`compression.no_feedback_error:.2f` if it starts from the result of the last step.
 # - Error feedback adds what was left out to the next step.
 #   That makes each single step *worse* (:measured:`compression.powersgd_rank_4_error:.2f`) and the sum of all steps right: off by :measured:`compression.powersgd_rank_4_sum:.2f` of its norm with it, :measured:`compression.no_feedback_sum:.2f` without; the losses follow the sum.
 #

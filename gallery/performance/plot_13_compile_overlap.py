@@ -3,16 +3,16 @@ Compiled graphs and their buckets, in order of events
 =====================================================
 
 Does a compiled DDP model still send its first bucket while the rest of the backward runs?
-This lab writes down, in order, when the backward of each graph ends and when each bucket is launched; no clock is needed.
+This lab records, in order, when the backward of each graph ends and when each bucket is launched; no clock is needed.
 It serves :ref:`performance-compile`; :doc:`/labs/internals/plot_15_compile_splits` counts graphs against caps.
 """
 
 # %%
-# What is written down
-# --------------------
-# The backend traces each graph's backward with torch's own ``aot_autograd`` and runs it as it is, with a note behind it.
-# A communication hook notes each launch.
-# (``aot_autograd`` is imported from where `torch's page on custom backends <https://docs.pytorch.org/docs/stable/torch.compiler_custom_backends.html>`__ has it.)
+# What is recorded
+# ----------------
+# The backend traces each graph's backward with torch's own ``aot_autograd``, runs it unchanged, and then logs its end.
+# A communication hook logs each launch.
+# (``aot_backend`` wraps ``aot_autograd`` of `torch's page on custom backends <https://docs.pytorch.org/docs/stable/torch.compiler_custom_backends.html>`__.)
 # Six layers of exactly 1 MiB: with caps of 1 MiB there are six buckets.
 
 import torch
@@ -21,8 +21,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.runtime.torch_private import set_ddp_optimizer
+from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, label, name_rows, subplots
+from ddplab.runtime.torch_private import aot_backend, set_ddp_optimizer
 
 LAYERS, RANKS = 6, 2
 
@@ -38,19 +38,15 @@ class Stack(nn.Module):
         return x
 
 
-def as_it_is(graph, inputs):
+def unchanged(graph, inputs):
     return graph.forward
 
 
 def worker(cap_mib, split):
-    from torch._dynamo.backends.common import (
-        aot_autograd,
-    )  # as torch's page on backends has it
-
     set_ddp_optimizer(split)
     log, graphs = [], []
 
-    def with_a_note(graph, inputs):
+    def logged(graph, inputs):
         number = len(graphs)
         graphs.append(number)
 
@@ -67,8 +63,7 @@ def worker(cap_mib, split):
 
     ddp = DistributedDataParallel(Stack().to(device()), bucket_cap_mb=cap_mib)
     ddp.register_comm_hook(None, hook)
-    backend = aot_autograd(fw_compiler=as_it_is, bw_compiler=with_a_note)
-    compiled = torch.compile(ddp, backend=backend)
+    compiled = torch.compile(ddp, backend=aot_backend(unchanged, logged))
     for _ in range(4):  # the first three compile and rebuild buckets
         log.clear()
         compiled(torch.randn(8, 512, device=device())).sum().backward()
@@ -89,25 +84,21 @@ for name, case in CASES.items():
     ends = [at for at, event in enumerate(log) if event[0] == "graph"]
     before[name] = sum(event[0] == "bucket" for event in log[: ends[-1]])
     print(f"{name}: {len(ends)} graphs, {len(log) - len(ends)} buckets")
+    words = [f"{kind} {number}" for kind, number, *_ in log]
     for start in range(0, len(log), 6):
-        print(
-            "    "
-            + "  ".join(f"{kind} {number}" for kind, number, *_ in log[start : start + 6])
-        )
+        print("    " + "  ".join(words[start : start + 6]))
 
-assert [event[:2] for event in logs["1 MiB, split"]] == [
-    (kind, n) for n in range(LAYERS) for kind in ("graph", "bucket")
-]
+in_turn = [(kind, n) for n in range(LAYERS) for kind in ("graph", "bucket")]
+assert [event[:2] for event in logs["1 MiB, split"]] == in_turn
 assert logs["2 MiB, split"][:3] == [("graph", 0), ("graph", 1), ("bucket", 0, 2)]
 assert [event[0] for event in logs["1 MiB, one graph"]] == ["graph"] + ["bucket"] * LAYERS
-record(
-    "buckets",
-    **{f"before_{n}": b for n, b in zip(("1", "2", "one"), before.values(), strict=True)},
-)
+names = "before_1", "before_2", "before_one"
+record("buckets", **dict(zip(names, before.values(), strict=True)))
 
 # %%
 # Read from left to right: a graph's backward ends, or a bucket is launched.
 
+# drawing
 fig, axes = subplots(3, 1, height_in=3.4, sharex=True)
 describe(fig, "Order of the ends of graphs and the launches of buckets, in three cases")
 for ax, (name, log) in zip(axes, logs.items(), strict=True):
@@ -117,26 +108,24 @@ for ax, (name, log) in zip(axes, logs.items(), strict=True):
         hatch = "" if kind == "graph" else "///"
         ax.barh(kind == "bucket", 0.9, left=at, color=color, hatch=hatch, ec=INK, lw=0.6)
         if kind == "graph":
-            ax.text(at + 0.45, 0, number, ha="center", va="center", fontsize=8.5)
+            label(ax, at + 0.45, 0, number)
     ax.axvline(last + 0.95, color=INK, ls=":", lw=1)
-    ax.set_yticks([0, 1], ["graph ends", "bucket leaves"])
-    ax.invert_yaxis()
-    ax.set_title(
-        f"{name}: {before[name]} buckets leave before the last graph ends", fontsize=9.5
-    )
+    name_rows(ax, ["graph ends", "bucket leaves"], margin=0.6)
+    title = f"{name}: {before[name]} buckets leave before the last graph ends"
+    ax.set_title(title, fontsize=9.5)
 axes[-1].set(xlabel="events in their order (dotted: the last graph has ended)", xticks=[])
 
 # %%
 # What to notice
 # --------------
 #
-# - Split at the buckets' borders, :measured:`compile-overlap.before_1:d` of six buckets leave before the backward of the last graph has ended; only the last has nothing to hide behind.
+# - Split at the buckets' borders, :measured:`compile-overlap.before_1:d` of six buckets leave before the backward of the last graph has ended; only the last has nothing left to hide behind.
 # - With an explicit cap of 2 MiB the graphs are shifted against the buckets, since the compiler closes its first group at 1 MiB: bucket 0 is complete only when two graphs have run, and so on.
-#   Each leaves one layer later than it could, and nothing is wrong.
-# - In one graph all gradients appear at its end, and :measured:`compile-overlap.before_one:d` leave before it.
+#   Each leaves one layer later than it could; the results are still right.
+# - With one graph all gradients appear at its end, and :measured:`compile-overlap.before_one:d` leave before it.
 #
 # What this does not mean
 # -----------------------
 #
 # That split is faster: a border also ends what the compiler can fuse, and which weighs more is a question for your model and link.
-# The graphs run here as they were traced; inductor's first step takes many seconds on a CPU, and changes nothing in this order.
+# The graphs run here as they were traced; inductor's first step takes many seconds on a CPU, and does not change this order.

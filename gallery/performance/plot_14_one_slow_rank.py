@@ -3,16 +3,16 @@ What a slow rank costs everyone
 ===============================
 
 One of your ranks is slower by 40 ms in each step, or every rank is sometimes slow: how much longer does a step take?
-This lab sleeps on purpose, measures every rank's step and wait, and compares with what follows from one sentence: nobody ends a step before the last has begun its last all-reduce.
+This lab sleeps on purpose, measures every rank's step and wait, and compares them with what follows from one sentence: no rank ends a step before the last rank has started its last all-reduce.
 It serves :ref:`performance-stragglers`; how to find the slow one is in :doc:`/labs/debugging/plot_19_straggler`.
 """
 
 # %%
 # The step
 # --------
-# A rank sleeps, as if it computed: sleeping ranks do not take each other's cores.
-# Its backward launches one bucket; a hook stamps the moment.
-# From there to the return of ``backward()`` the rank *waits*, for the link and for whoever is late.
+# A rank sleeps instead of computing: sleeping ranks do not compete for cores.
+# Its backward launches one bucket; a hook notes the time.
+# From then until ``backward()`` returns the rank *waits*, for the link and for whichever rank is late.
 
 import random
 import statistics
@@ -52,7 +52,7 @@ def worker(sleeps_s):
 # %%
 # One slow rank
 # -------------
-# Four ranks work 10 ms; rank 1 works :math:`t` longer in every step.
+# Four ranks work for 10 ms; rank 1 works :math:`t` longer in every step.
 # Derived: every rank's step grows by :math:`t`, and every rank but the slow one waits :math:`t` longer.
 
 BASE_S, SLOW, EXTRA_MS = 0.010, 1, (0, 20, 40, 80)
@@ -62,13 +62,10 @@ for extra in EXTRA_MS:
     plan = [[BASE_S + 1e-3 * extra * (rank == SLOW) for rank in range(4)]] * 12
     ranks = launch(worker, 4, plan, quiet=True)
     assert all(sum(step for step, _ in steps) > 10 * extra for steps in ranks)  # of 12 steps
-    medians[extra] = [
-        [statistics.median(c) for c in zip(*steps, strict=True)] for steps in ranks
-    ]
-    step, wait = (
-        "  ".join(f"{ms:6.1f}" for ms in c) for c in zip(*medians[extra], strict=True)
-    )
+    rows = [[statistics.median(c) for c in zip(*steps, strict=True)] for steps in ranks]
+    step, wait = ("  ".join(f"{ms:6.1f}" for ms in c) for c in zip(*rows, strict=True))
     print(f"t={extra:2}   {step}      {wait}")
+    medians[extra] = rows
 slowest = {extra: max(step for step, _ in rows) for extra, rows in medians.items()}
 fitted = statistics.linear_regression(EXTRA_MS, list(slowest.values())).slope
 record(slope=fitted)
@@ -78,10 +75,10 @@ record("ms", fast_waits=medians[80][0][1], slow_waits=medians[80][SLOW][1])
 # Every rank sometimes slow
 # -------------------------
 # Now each rank's work is 10 ms and a random delay of its own, exponential with a mean of 10 ms.
-# No rank is slower than another in the long run, and still each step takes as long as its slowest rank.
-# Derived: of :math:`p` such delays the largest has the mean :math:`\mu\,(1 + \tfrac12 + \dots + \tfrac1p)`.
+# In the long run no rank is slower than another, but each step takes as long as its slowest rank.
+# Derived: the largest of :math:`p` such delays has the mean :math:`\mu\,(1 + \tfrac12 + \dots + \tfrac1p)`.
 # The *realized* maximum is that of the delays that were drawn.
-# Steps with and without a delay take turns, and a step grows in comparison with the median of those without.
+# Steps with and without a delay take turns, and growth is measured against the median of those without.
 
 MEAN_S, ROUNDS, SIZES = 0.010, 30, (1, 2, 4, 8)
 draw = random.Random(1)
@@ -106,6 +103,7 @@ assert derived == sorted(derived)
 # Left: the four ranks' steps against the delay of one of them.
 # Right: the step's growth against the number of ranks, when all are late at random.
 
+# drawing
 fig, (left, right) = subplots(1, 2, height_in=3.0)
 describe(fig, "Step time against the delay of one rank, and against the number of late ranks")
 left.plot(EXTRA_MS, [1e3 * BASE_S + t for t in EXTRA_MS], color=INK, lw=1, label="10 ms + t")
@@ -119,9 +117,8 @@ left.set_title("Everyone pays t", fontsize=9.5)
 right.plot(SIZES, derived, color=INK, lw=1, label="derived: mean × (1 + 1/2 + … + 1/p)")
 right.plot(SIZES, measured, "o", color=INK, label="measured")
 right.axhline(1e3 * MEAN_S, color=MUTED, lw=1, ls=":")
-right.text(
-    SIZES[-1], 1e3 * MEAN_S, "mean delay of a rank", ha="right", va="bottom", fontsize=8.5
-)
+place = {"ha": "right", "va": "bottom", "fontsize": 8.5}
+right.text(SIZES[-1], 1e3 * MEAN_S, "mean delay of a rank", **place)
 right.set(xlabel="ranks", ylabel="step longer by (ms)", ylim=(0, None), xticks=SIZES)
 right.legend(fontsize=8.5, loc="lower right")
 right.set_title("The more ranks, the later the last", fontsize=9.5)
@@ -131,11 +128,11 @@ right.set_title("The more ranks, the later the last", fontsize=9.5)
 # --------------
 #
 # - The step of *all* ranks grows by :measured:`one-slow-rank.slope:.2f` ms per ms of delay of *one*.
-# - With 80 ms of delay rank 0 waits :measured:`one-slow-rank.fast_waits:.0f` in its backward, and rank 1, who is the reason, :measured:`one-slow-rank.slow_waits:.0f`: the profile of the fast ranks shows "communication" that no faster link would shorten.
+# - With 80 ms of delay rank 0 waits :measured:`one-slow-rank.fast_waits:.0f` in its backward, and rank 1, which causes the delay, :measured:`one-slow-rank.slow_waits:.0f`: the profile of the fast ranks shows "communication" that no faster link would shorten.
 # - Random delays that average 10 ms cost two ranks :measured:`one-slow-rank.measured_2:.0f` per step, and eight ranks :measured:`one-slow-rank.measured_8:.0f`.
 #
 # What this does not mean
 # -----------------------
 #
-# That delays on your cluster are exponential or independent: a heavier tail costs more, and a file system that is slow for everybody costs its mean only.
-# Nor is the wait lost in every case: ranks that are late in *different* places of a step can catch up where work overlaps; here a step has one bucket, and nothing to catch up in.
+# That delays on your cluster are exponential or independent: a heavier tail costs more, and a file system that is slow for everybody costs only its mean.
+# Nor is the wait always lost: ranks that are late in *different* places of a step can catch up where work overlaps; here a step has one bucket, and nothing overlaps.

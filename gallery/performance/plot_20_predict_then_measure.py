@@ -11,35 +11,32 @@ It serves :ref:`performance-validation`.
 # Two models
 # ----------
 # In the first, twelve equal layers compute by sleeping.
-# The second is a small transformer, whose gradients are of all sizes.
-# It computes a batch of one, and then waits until a slower device would have been done (``ddplab.labs.sleeping``), so that no neighbour on this machine changes how fast it is.
+# The second is a small transformer, whose gradients have many sizes.
+# It computes a batch of one, and then waits until a slower device would have finished (``ddplab.labs.sleeping``), so that no other program on this machine changes how fast it is.
 
-import contextlib
-import time
+from functools import partial
 from statistics import mean
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ddplab import launch, record
+from ddplab import record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, bucketed, simulate_step
-from ddplab.labs.plotting import RANK_COLORS, describe, subplots
+from ddplab.labs.plotting import RANK_COLORS, describe, log_axis, subplots
 from ddplab.labs.sleeping import SleepingLayers, paced
-from ddplab.runtime.slowlink import SlowLink
+from ddplab.labs.timed_steps import time_steps
 
 MODELS, RANKS, ROUNDS = ("layers", "transformer"), 2, 5
 
 
-def build(name, scale):
+def build(name, scale=1):
     torch.manual_seed(0)
     if name == "layers":
         return SleepingLayers(12, scale * 2**16, 1e-3, 2e-3), torch.ones(1)
     layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)
-    parts = [nn.Embedding(65, 64), nn.TransformerEncoder(layer, 4), nn.Linear(64, 65)]
-    model = nn.Sequential(*parts)
+    encoder = nn.TransformerEncoder(layer, 4)
+    model = nn.Sequential(nn.Embedding(65, 64), encoder, nn.Linear(64, 65))
     if name == "computing":
         return model, torch.randint(65, (12, 64))
     return paced(model, 12e-3, 24e-3), torch.randint(65, (1, 8))
@@ -47,58 +44,13 @@ def build(name, scale):
 
 # %%
 # A load is a bucket cap in MiB, a link (latency and rate), and a number of micro-batches.
-# A rank goes through all loads in turn, so that a busy moment of the machine hits all alike.
-# The link is emulated by a communication hook (``ddplab.runtime.slowlink``).
-
-
-def worker(name, loads, rounds, scale=1):
-    models, ready, seen = {}, [], {load: [] for load in loads}
-    for cap in dict.fromkeys(cap for cap, _, _ in loads):
-        model, batch = build(name, scale)
-        for p in model.parameters():
-            p.register_post_accumulate_grad_hook(
-                lambda p: ready.append((p.nbytes, time.perf_counter()))
-            )
-        ddp, link = DistributedDataParallel(model, bucket_cap_mb=cap), SlowLink(0, 1e15)
-        ddp.register_comm_hook(link, SlowLink.hook)
-        for _ in range(3):  # the first steps have other buckets
-            ddp(batch).square().mean().backward()
-        models[cap] = ddp, link
-    for load in rounds * loads:
-        (ddp, link), (link.latency_s, link.bytes_per_s), k = models[load[0]], *load[1:]
-        dist.barrier()
-        link.log.clear()
-        begin = time.perf_counter()
-        for micro in range(k):
-            ready.clear()
-            with ddp.no_sync() if micro < k - 1 else contextlib.nullcontext():
-                loss = ddp(batch).square().mean()
-                middle = time.perf_counter()
-                loss.backward()
-        times = [
-            time.perf_counter() - begin,
-            middle - begin,
-            *(at - middle for _, at in ready),
-        ]
-        times += [t.launched_s - begin for t in link.log] + [
-            t.done_s - begin for t in link.log
-        ]
-        slower = torch.tensor(times, dtype=torch.float64)
-        dist.all_reduce(slower, dist.ReduceOp.MAX)
-        seen[load].append(
-            (slower, [nbytes for nbytes, _ in ready], [t.nbytes for t in link.log])
-        )
-    return seen
-
-
-def run(name, loads, rounds, scale=1):
-    """Per load: the times in ms, a row per round; the gradients' bytes; the buckets' bytes."""
-    for load, samples in launch(worker, RANKS, name, loads, rounds, scale)[0].items():
-        times, gradients, buckets = zip(*samples, strict=True)
-        yield load, 1e3 * torch.stack(times), gradients[0], buckets[0]
-
-
-# %%
+# ``time_steps`` runs all loads in turn, so that a busy moment of the machine hits all of them alike.
+# A communication hook emulates the link (``ddplab.runtime.slowlink``).
+#
+# .. literalinclude:: /../gallery/ddplab/labs/timed_steps.py
+#    :language: python
+#    :pyobject: worker
+#
 # Profile
 # -------
 # One bucket, and a link that costs nothing: what is left is the forward, and the moment when each gradient is ready.
@@ -106,24 +58,29 @@ def run(name, loads, rounds, scale=1):
 ALONE = (1000, (0, 1e15), 1)  # the load that is all computing
 
 
-def profile_of(times, nbytes):
+def profile_of(times):
     """The forward in s, and each gradient as (ready in s, bytes)."""
-    _, forward_ms, *ready_ms = times.median(dim=0).values.tolist()
-    return forward_ms / 1e3, [(ms / 1e3, n) for ms, n in zip(ready_ms, nbytes, strict=False)]
+    ready_s = (times.ready.median(dim=0).values / 1e3).tolist()
+    return times.forward.median().item() / 1e3, list(
+        zip(ready_s, times.gradient_bytes, strict=True)
+    )
 
 
 profiles = {}
 for name in MODELS:
-    ((_, times, nbytes, _),) = run(name, [ALONE], 25)
-    forward_s, gradients = profiles[name] = profile_of(times, nbytes)
-    print(f"{name:11}: {len(nbytes)} gradients, {sum(nbytes)} bytes;", end=" ")
+    (times,) = time_steps(partial(build, name), [ALONE], 25)
+    forward_s, gradients = profiles[name] = profile_of(times)
+    print(
+        f"{name:11}: {len(gradients)} gradients, {sum(n for _, n in gradients)} bytes;",
+        end=" ",
+    )
     print(f"forward {1e3 * forward_s:.1f} ms, backward {1e3 * gradients[-1][0]:.1f} ms")
 
 # %%
 # Predict
 # -------
 # ``simulate_step`` is the recurrence of :ref:`performance-cost-model`.
-# What it says is kept as text too, so that nothing changes it later.
+# Its predictions are also kept as text, so that nothing can change them later.
 
 CAPS = (0.06, 0.12, 0.25, 0.75)
 LINKS = (2e-3, 20e6), (4e-4, 20e6), (2e-3, 40e6)
@@ -133,10 +90,8 @@ LOADS += [(cap, LINKS[0], 3) for cap in CAPS]
 
 def predict(name, cap, link, k):
     forward_s, gradients = profiles[name]
-    buckets = bucketed(gradients, int(cap * MIB))
-    return simulate_step(
-        forward_s, gradients, buckets, Link(*link, RANKS, "link"), accumulation=k
-    )
+    buckets, link = bucketed(gradients, int(cap * MIB)), Link(*link, RANKS, "link")
+    return simulate_step(forward_s, gradients, buckets, link, accumulation=k)
 
 
 def table(name, cells):
@@ -156,7 +111,7 @@ for name in MODELS:
 # %%
 # Measure
 # -------
-# The median of five rounds counts, and the slower rank.
+# What counts is the median of five rounds, on the slower rank.
 # The buckets are those that were predicted, byte for byte.
 
 
@@ -166,9 +121,10 @@ def off(predicted, middles):
 
 measured, errors = {}, {}
 for name in MODELS:
-    _, times, _, sent = zip(*run(name, LOADS, ROUNDS), strict=True)
-    assert list(sent) == [[t.nbytes for t in step.timeline] for step in steps[name]]
-    measured[name] = [ms[:, 0].sort().values.tolist() for ms in times]
+    times = time_steps(partial(build, name), LOADS, ROUNDS)
+    sent = [[t.nbytes for t in step.timeline] for step in steps[name]]
+    assert [each.bucket_bytes for each in times] == sent
+    measured[name] = [each.whole.sort().values.tolist() for each in times]
     middles = [ms[ROUNDS // 2] for ms in measured[name]]
     errors[name] = off(predicted[name], middles)
     table(name, [f"{m:.1f}{e:+6.1f} %" for m, e in zip(middles, errors[name], strict=True)])
@@ -186,6 +142,7 @@ for key, names in {"": MODELS, **{f"_{name}": [name] for name in MODELS}}.items(
 # %%
 # Lines are predictions, marks medians, bars all rounds.
 
+# drawing
 fig, axes = subplots(1, 2, height_in=3.4, sharey=True)
 describe(fig, "Step time over the bucket cap for three links and two models")
 dense = [0.75 * 1.03**-i for i in range(88)]
@@ -199,28 +156,28 @@ for ax, name in zip(axes, MODELS, strict=True):
         spans = [[m - ms[0], ms[-1] - m] for m, ms in zip(middles, seen, strict=True)]
         bars = {"yerr": list(zip(*spans, strict=True)), "capsize": 3, "lw": 1}
         ax.errorbar(CAPS, middles, fmt=mark, color=color, ms=4.5, label=label, **bars)
-    ax.set(xscale="log", xlabel="bucket cap (MiB)", title=f"{name}")
-    ax.set_xticks(CAPS, CAPS)
-    ax.minorticks_off()
+    log_axis(ax.xaxis, CAPS)
+    ax.set(xlabel="bucket cap (MiB)", title=name)
 axes[0].set(ylabel="step (ms)", ylim=0)
 axes[1].legend(fontsize=8.5)
 
 # %%
 # What breaks it
 # --------------
-# Tensors, cap and rate of the first load grow by one factor, so the prediction stays what it is.
-# But the machine has to make, copy and send these bytes, on the cores that compute.
-# The last columns say how late the last bucket was launched, and delivered, and when the step ended after that.
+# Tensors, cap and rate of one load grow by the same factor, so the prediction stays the same.
+# But the machine has to produce, copy and send these bytes, on the cores that compute.
+# The last columns show how late the last bucket was launched and delivered, and how long after that the step ended.
 
 cap, (latency_s, rate), _ = LOADS[1]
 expected = steps["layers"][1]
 print("   real bytes, rate        predicted    measured    error  launched  delivered  ended")
 for scale in (1, 8, 32):
     big = [(scale * cap, (latency_s, scale * rate), 1)]
-    ((_, times, _, sent),) = run("layers", big, ROUNDS, scale)
-    whole, *ms = times.median(dim=0).values.tolist()
-    launched, done = ms[-2 * len(sent) : -len(sent)], ms[-len(sent) :]
-    due = 0.0
+    (times,) = time_steps(partial(build, "layers", scale), big, ROUNDS)
+    launched, done = (
+        t.median(dim=0).values.tolist() for t in (times.launched, times.delivered)
+    )
+    whole, sent, due = times.whole.median().item(), times.bucket_bytes, 0.0
     for at, nbytes in zip(launched, sent, strict=True):
         due = max(at, due) + 1e3 * (latency_s + nbytes / rate / scale)
     late = launched[-1] - 1e3 * expected.timeline[-1].ready_s, done[-1] - due, whole - done[-1]
@@ -233,22 +190,21 @@ for scale in (1, 8, 32):
     print("".join(f" {ms:+5.1f} ms" for ms in late))
 
 # %%
-# And a machine whose speed changes: the same transformer without the waiting, on a larger batch.
-# Each round has a step that is all computing, too, so the same minutes give a second profile.
+# The second thing that breaks it is a machine whose speed changes: the same transformer without the waiting, on a larger batch.
+# Each round also has a step that only computes, so the same minutes give a second profile.
 
-((_, times, nbytes, _),) = run("computing", [ALONE], 3 * ROUNDS)
-profiles["before"] = profile_of(times, nbytes)
-(_, times, nbytes, _), *cells = run("computing", [ALONE, *LOADS[:4]], 3 * ROUNDS)
-profiles["meanwhile"] = profile_of(times, nbytes)
-middles = [times[:, 0].median().item() for _, times, _, _ in cells]
+computing = partial(build, "computing")
+(before,) = time_steps(computing, [ALONE], 3 * ROUNDS)
+meanwhile, *times = time_steps(computing, [ALONE, *LOADS[:4]], 3 * ROUNDS)
+profiles |= {"before": profile_of(before), "meanwhile": profile_of(meanwhile)}
+middles = [each.whole.median().item() for each in times]
 
 print(f"{'profiled':11}{'forward':>11}{'backward':>11}   error of the steps predicted from it")
 for name in ("before", "meanwhile"):
     forward_s, gradients = profiles[name]
     wrong = off([1e3 * predict(name, *load).step_s for load in LOADS[:4]], middles)
-    record(
-        "%", **{f"{name}_mean": mean(map(abs, wrong)), f"{name}_worst": max(map(abs, wrong))}
-    )
+    record("%", **{f"{name}_mean": mean(map(abs, wrong))})
+    record("%", **{f"{name}_worst": max(map(abs, wrong))})
     print(f"{name:11}{1e3 * forward_s:8.1f} ms{1e3 * gradients[-1][0]:8.1f} ms", end="  ")
     print("".join(f"{error:+8.1f} %" for error in wrong))
 
@@ -257,10 +213,10 @@ for name in ("before", "meanwhile"):
 # --------------
 #
 # - Nothing was fitted: the prediction knows a profile, the caps and the link, and is off by :measured:`predict-then-measure.mean_error:.1f` on average and by :measured:`predict-then-measure.worst_error:.1f` at worst.
-# - Steps are longer than predicted rather than shorter: copying into buckets, launching and waking up cost time that the model leaves out.
+# - Steps are longer than predicted rather than shorter: copying into buckets, launching and waking up take time that the model leaves out.
 # - With 32 times the bytes the error is :measured:`predict-then-measure.error_32x:.0f`.
-#   The last bucket is launched :measured:`predict-then-measure.launched_32x:.1f` late, and delivered :measured:`predict-then-measure.delivered_32x:.1f` after the link would have: the real all-reduce is slower than the link that it plays.
-# - Where computing is not paced, a prediction is as good as the machine is steady: from the profile before, the mean error is :measured:`predict-then-measure.before_mean:.1f`, from the one meanwhile :measured:`predict-then-measure.meanwhile_mean:.1f`.
+#   The last bucket is launched :measured:`predict-then-measure.launched_32x:.1f` late, and delivered :measured:`predict-then-measure.delivered_32x:.1f` after the link would have: the real all-reduce is slower than the emulated link.
+# - Where computing is not paced, a prediction is as good as the machine is steady: with the profile taken before, the mean error is :measured:`predict-then-measure.before_mean:.1f`; with the one taken meanwhile, :measured:`predict-then-measure.meanwhile_mean:.1f`.
 #
 # What this does not mean
 # -----------------------

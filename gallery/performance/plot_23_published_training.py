@@ -10,23 +10,17 @@ It serves :ref:`performance-published`.
 # What is given
 # -------------
 # The tables give the model, the samples per rank, the micro-batches per step, the ranks per node, and the nominal rates inside a node and of a node's network cards.
-# The step of the smallest row gives the compute.
-
-import json
-from pathlib import Path
+# The step of the smallest row gives the compute time.
 
 import numpy as np
 
-import ddplab
 from ddplab import record
 from ddplab.buckets import MIB
 from ddplab.costmodel import Cluster, bucketed, equal_layers, simulate_step
 from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.labs.published import published
 
-FILE = Path(ddplab.__file__).parents[1] / "performance" / "published.json"
-tables = [
-    table for table in json.loads(FILE.read_text())["tables"] if table["kind"] == "training"
-]
+tables = published("published.json", "training").values()
 record(tables=len(tables), sources=len({table["source"]["repository"] for table in tables}))
 
 # %%
@@ -34,7 +28,7 @@ record(tables=len(tables), sources=len({table["source"]["repository"] for table 
 # -----------------
 # Parameters and nominal rates give the communication, and ``ddplab.costmodel.simulate_step`` the step of every other row.
 # Assumed: a backward is two thirds of the compute, a hundred equal layers, hops of 3.4 µs inside a node and 14 µs between nodes (NCCL's own, ``src/graph/tuning.cc``).
-# *One constant* is fitted on the second row: seconds per step that do not shrink with the batch and are not on the wire.
+# *One constant* is fitted on the second row: seconds per step that do not shrink with the batch and are not spent on the network.
 
 
 def published_s(row, given):
@@ -52,17 +46,14 @@ def step_s(micro_s, row, given):
         1e9 * given["inside_gbyte_per_s"],
         125e6 * (given["node_gbit_per_s"] or 1),
     )
-    ranks = min(row["ranks"], given["ranks_per_node"])
+    ranks, micro = min(row["ranks"], given["ranks_per_node"]), row.get("accumulation", 1)
     network = Cluster(row["nodes"], ranks, 3.4e-6, inside, 14e-6, between)
-    return simulate_step(
-        micro_s / 3, gradients, buckets, network, accumulation=row.get("accumulation", 1)
-    ).step_s
+    return simulate_step(micro_s / 3, gradients, buckets, network, accumulation=micro).step_s
 
 
 print("                                efficiency              error of the step time")
-print(
-    "table                  ranks  published  no fit  fitted  no fit  fitted   ms/step fitted"
-)
+heads = "ranks  published  no fit  fitted  no fit  fitted   ms/step fitted"
+print(f"table                  {heads}")
 held, dots = {"given": [], "fitted": []}, []
 for table in tables:
     key = table["id"]
@@ -70,9 +61,8 @@ for table in tables:
     counts = [row.get("accumulation", 1) for row in (base, second)]
     micro_s = smaller_s = published_s(base, given) / counts[0]
     if counts[0] != counts[1]:  # fewer micro-batches: what stays is the constant
-        smaller_s = (published_s(base, given) - published_s(second, given)) / (
-            counts[0] - counts[1]
-        )
+        saved_s = published_s(base, given) - published_s(second, given)
+        smaller_s = saved_s / (counts[0] - counts[1])
     extra_s = max(0.0, published_s(second, given) - step_s(smaller_s, second, given))
     for row in rest:
         seen_s, plain_s = published_s(row, given), step_s(micro_s, row, given)
@@ -91,16 +81,15 @@ for name, errors in held.items():
 
 # %%
 
+# drawing
 fig, ax = subplots(height_in=3.4)
 describe(
-    fig,
-    "Predicted against published efficiency of training runs, without and with a constant",
+    fig, "Predicted against published efficiency of training runs, with and without a fit"
 )
+seen, plain, fitted = zip(*dots, strict=True)
 ax.plot([0.4, 1.05], [0.4, 1.05], color=MUTED, lw=1)
-ax.plot(
-    *zip(*[(dot[0], dot[1]) for dot in dots], strict=True), "o", color=INK, mfc="none", ms=5
-)
-ax.plot(*zip(*[(dot[0], dot[2]) for dot in dots], strict=True), "x", color=ACCENT, ms=6)
+ax.plot(seen, plain, "o", color=INK, mfc="none", ms=5)
+ax.plot(seen, fitted, "x", color=ACCENT, ms=6)
 ax.set(xlabel="published efficiency", ylabel="predicted efficiency")
 ax.set_title("Circle: nothing fitted · cross: one constant fitted · line: as published")
 
@@ -108,14 +97,14 @@ ax.set_title("Circle: nothing fitted · cross: one constant fitted · line: as p
 # What to notice
 # --------------
 #
-# - With nothing fitted the step is missed by :measured:`published-training.given_mean:.0f` in the mean, half of the rows by less than :measured:`published-training.given_median:.0f`.
+# - With nothing fitted the prediction of the step is off by :measured:`published-training.given_mean:.0f` on average, and for half of the rows by less than :measured:`published-training.given_median:.0f`.
 #   With one constant it is :measured:`published-training.fitted_mean:.0f` and :measured:`published-training.fitted_median:.0f`.
 # - The prediction errs to one side: the published step is longer.
-#   On these networks nearly all communication hides behind the backward, and what is lost is elsewhere.
-# - The worst rows divide a fixed batch among more ranks while the program's fixed costs stay.
+#   On these networks nearly all communication hides behind the backward, and the loss is elsewhere.
+# - The worst rows divide a fixed batch among more ranks while the program's fixed costs stay the same.
 #
 # What this does not mean
 # -----------------------
 #
 # That the constant is communication.
-# It holds whatever does not shrink: the optimizer's step, start-up counted into a short run, compute that slows while NCCL's kernels run, ranks that wait for the slowest.
+# It covers everything that does not shrink: the optimizer's step, start-up counted into a short run, compute that slows down while NCCL's kernels run, ranks that wait for the slowest.

@@ -3,14 +3,14 @@ Accumulation, right and wrong
 =============================
 
 Five loops accumulate over four micro-batches; which of them give the gradient of the whole batch, on all ranks, and what do they send?
-Each wrong one is one line away from the right one, and three of them raise nothing and train.
-It serves :ref:`performance-alternatives`; the first two mistakes have rooms in the :ref:`museum <museum>`.
+Each wrong one is one line away from the right one, and three of them train without an error.
+It serves :ref:`performance-alternatives`; the first two mistakes are also in the :ref:`museum <museum>`.
 """
 
 # %%
 # Five loops
 # ----------
-# They differ in what stands under ``no_sync`` and in the division of the loss.
+# They differ in what is under ``no_sync`` and in the division of the loss.
 # All communication goes over a link that is slow on purpose, ``ddplab.runtime.slowlink.SlowLink``, which keeps a log.
 
 import contextlib
@@ -34,45 +34,40 @@ def loss_of(model, x):
     return (model(x) - x).square().mean()
 
 
-def right(model, parts):
+def right(model, micro):
     with model.no_sync():
-        for x in parts[:-1]:
+        for x in micro[:-1]:
             (loss_of(model, x) / K).backward()
-    (loss_of(model, parts[-1]) / K).backward()
+    (loss_of(model, micro[-1]) / K).backward()
 
 
-def without_no_sync(model, parts):
-    for x in parts:
+def without_no_sync(model, micro):
+    for x in micro:
         (loss_of(model, x) / K).backward()
 
 
-def no_sync_around_backward_only(model, parts):
-    for i, x in enumerate(parts):
+def no_sync_around_backward_only(model, micro):
+    for i, x in enumerate(micro):
         loss = loss_of(model, x) / K
         with model.no_sync() if i < K - 1 else contextlib.nullcontext():
             loss.backward()
 
 
-def loss_not_divided(model, parts):
+def loss_not_divided(model, micro):
     with model.no_sync():
-        for x in parts[:-1]:
+        for x in micro[:-1]:
             loss_of(model, x).backward()
-    loss_of(model, parts[-1]).backward()
+    loss_of(model, micro[-1]).backward()
 
 
-def all_under_no_sync(model, parts):
+def all_under_no_sync(model, micro):
     with model.no_sync():
-        for x in parts:
+        for x in micro:
             (loss_of(model, x) / K).backward()
 
 
-LOOPS = [
-    right,
-    without_no_sync,
-    no_sync_around_backward_only,
-    loss_not_divided,
-    all_under_no_sync,
-]
+LOOPS = [right, without_no_sync, no_sync_around_backward_only, loss_not_divided]
+LOOPS.append(all_under_no_sync)
 
 # %%
 # One step of each in turn
@@ -112,12 +107,9 @@ def worker():
 ranks = launch(worker, RANKS, quiet=True)
 reference = ranks[0][0]
 medians = [statistics.median(times[2:]) for times in ranks[0][2]]
-print(
-    "                               all-      MiB      times the gradient    ranks    time ÷"
-)
-print(
-    "                             reduces    sent      of the whole batch    differ   right's"
-)
+spaces = " " * 29
+print(f"{spaces}  all-      MiB      times the gradient    ranks    time ÷")
+print(f"{spaces}reduces    sent      of the whole batch    differ   right's")
 factors, apart = {}, {}
 for i, loop in enumerate(LOOPS):
     got, sent = [gradients[i] for _, gradients, *_ in ranks], ranks[0][3][i]
@@ -127,12 +119,8 @@ for i, loop in enumerate(LOOPS):
     factor = f"{factors[loop]:.3f}" if close else "another one"
     row = f"{loop.__name__:29} {len(sent):5} {sum(sent) / 2**20:9.2f} {factor:>18}"
     print(f"{row} {apart[loop]:14.1e} {medians[i] / medians[0]:8.2f}")
-    record(
-        **{
-            f"{loop.__name__}_reduces": len(sent),
-            f"{loop.__name__}_time": medians[i] / medians[0],
-        }
-    )
+    record(**{f"{loop.__name__}_reduces": len(sent)})
+    record(**{f"{loop.__name__}_time": medians[i] / medians[0]})
     expected = {right: 1, loss_not_divided: 1, all_under_no_sync: 0}.get(loop, K) * LAYERS
     assert len(sent) == expected
     assert close == (loop is not all_under_no_sync)
@@ -144,9 +132,9 @@ for i, loop in enumerate(LOOPS):
 # --------------
 #
 # - Two loops are right and slow: without ``no_sync``, or with it around the backward only, every micro-batch is reduced, and a step takes :measured:`accumulation-compared.without_no_sync_time:.1f` and :measured:`accumulation-compared.no_sync_around_backward_only_time:.1f` times as long over this link.
-#   (The mean of what is averaged already stays what it is, so repeated reduction does no harm to the numbers.)
-# - A loss that is not divided gives the sum of the micro-batches: K times the gradient, on all ranks alike, which looks like a learning rate that is K times too high.
-# - With all micro-batches under ``no_sync`` nothing is sent, the step is the fastest, and the ranks train apart.
+#   (The mean of values that are already averaged does not change, so repeated reduction does not harm the numbers.)
+# - A loss that is not divided gives the sum of the micro-batches: K times the gradient, the same on all ranks, which looks like a learning rate that is K times too high.
+# - With all micro-batches under ``no_sync`` nothing is sent, the step is the fastest, and the ranks diverge.
 #
 # What this does not mean
 # -----------------------

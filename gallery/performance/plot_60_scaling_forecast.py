@@ -2,8 +2,8 @@ r"""
 A forecast to 16,384 ranks
 ==========================
 
-What becomes of a training step on thousands of ranks, how sure is that, and where do more ranks stop paying?
-The lab says every assumption, computes, draws a band, and checks the small end with real ranks.
+What happens to a training step on thousands of ranks, how certain is that, and where do more ranks stop paying off?
+The lab states every assumption, computes, draws a band, and checks the small end with real ranks.
 It serves :ref:`performance-scaling`.
 """
 
@@ -11,21 +11,21 @@ It serves :ref:`performance-scaling`.
 # Assumptions
 # -----------
 # The step is BERT-large's on one A100, sequences of 512, as published (table ``nvidia-bert-512-tf32`` of the lab before): a micro-batch of 16 in 150 ms.
-# What the table does not say is assumed: how much of it does not shrink with the batch, and what the optimizer takes.
-# The three cases say what the network and the ranks may be like.
+# What the table does not state is assumed: how much of that time does not shrink with the batch, and how long the optimizer takes.
+# The three cases describe what the network and the ranks may be like.
 
 import math
 import random
 import statistics
 import time
-from statistics import NormalDist
 
 import torch
 import torch.distributed as dist
 
 from ddplab import device, launch, record
 from ddplab.buckets import MIB
-from ddplab.costmodel import Cluster, bucketed, equal_layers, simulate_step
+from ddplab.costmodel import bucketed, equal_layers, simulate_step
+from ddplab.labs.forecast import Fastest, slowest_of
 from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.runtime.clock import now
 from ddplab.runtime.slowlink import SlowLink
@@ -33,11 +33,8 @@ from ddplab.runtime.slowlink import SlowLink
 MICRO, MICRO_S = 16, 0.150  # samples of a micro-batch, and its forward and backward
 FIXED_S, OPTIMIZER_S = 0.015, 0.020  # assumed: of a micro-batch whatever its size; per step
 NBYTES = 4 * 336_232_258  # gradients in fp32
-RANKS_PER_NODE, INSIDE, NODE = (
-    8,
-    300e9,
-    200e9,
-)  # bytes/s: a rank inside its node, a node outside
+RANKS_PER_NODE = 8
+INSIDE, NODE = 300e9, 200e9  # bytes/s: a rank inside its node, a node to the others
 INSIDE_S, BETWEEN_S = 3.4e-6, 14e-6  # a hop, as NCCL's src/graph/tuning.cc has it
 CASES = {  # share of the nominal rate, multiple of the latency, deviation of a micro-batch
     "as on the data sheets": (1.0, 1, 0.005),
@@ -46,36 +43,13 @@ CASES = {  # share of the nominal rate, multiple of the latency, deviation of a 
 }
 RANKS = [2**k for k in range(15)]  # 1 … 16,384
 
-
-class Fastest:
-    """NCCL takes a ring or a tree, whichever it expects to be faster; so does this network."""
-
-    def __init__(self, ranks, rate, latency):
-        nodes, inside = max(1, ranks // RANKS_PER_NODE), min(ranks, RANKS_PER_NODE)
-        hops = latency * INSIDE_S, rate * INSIDE, latency * BETWEEN_S, rate * NODE
-        self.both = [
-            Cluster(nodes, inside, *hops, algorithm) for algorithm in ("ring", "tree")
-        ]
-
-    def seconds(self, nbytes):
-        return min(cluster.seconds(nbytes) for cluster in self.both)
-
-
 # %%
 # The slowest of p
 # ----------------
 # A step ends when its slowest rank does.
-# If a rank takes :math:`\mu + \sigma z` with a normal :math:`z` of its own, the step takes :math:`\mu + \sigma m_p` in the mean, where :math:`m_p = \int z \, \mathrm{d}\Phi(z)^p` is the expected largest of :math:`p`.
+# If a rank takes :math:`\mu + \sigma z` with a normal :math:`z` of its own, the step takes :math:`\mu + \sigma m_p` in the mean, where :math:`m_p = \int z \, \mathrm{d}\Phi(z)^p` is the expected largest of :math:`p`; ``slowest_of`` integrates it.
 # For any :math:`t > 0`, :math:`e^{t m_p} \le \mathrm{E}\, e^{t \max z} \le p\, e^{t^2/2}`; with :math:`t = \sqrt{2 \ln p}` that is :math:`m_p \le \sqrt{2 \ln p}`: it grows, but slower than anything else here.
 # With :math:`k` micro-batches per step the deviation of their sum is only :math:`\sqrt{k}` times as large.
-
-
-def slowest_of(ranks, steps=4000):
-    """The expected maximum of `ranks` standard normal numbers."""
-    normal, width = NormalDist(), 20 / steps
-    edges = [normal.cdf(-10 + width * at) ** ranks for at in range(steps + 1)]
-    middles = (-10 + width * (at + 0.5) for at in range(steps))
-    return sum(z * (b - a) for z, a, b in zip(middles, edges, edges[1:], strict=False))
 
 
 LARGEST = {ranks: slowest_of(ranks) for ranks in RANKS}
@@ -88,6 +62,7 @@ assert all(LARGEST[ranks] <= math.sqrt(2 * math.log(ranks)) + 1e-6 for ranks in 
 # %%
 # A step at any scale
 # -------------------
+# ``Fastest`` takes a ring or a tree for each message, whichever is faster, as NCCL does.
 
 
 def step(ranks, samples, rate, latency, deviation):
@@ -97,7 +72,8 @@ def step(ranks, samples, rate, latency, deviation):
     gradients = equal_layers(24, NBYTES // 24, micro_s * 2 / 3)
     buckets = bucketed(gradients, 25 * MIB, MIB)
     times = {"optimizer_s": OPTIMIZER_S, "accumulation": count}
-    network = Fastest(ranks, rate, latency)
+    hops = latency * INSIDE_S, rate * INSIDE, latency * BETWEEN_S, rate * NODE
+    network = Fastest(ranks, RANKS_PER_NODE, hops)
     done = simulate_step(micro_s / 3, gradients, buckets, network, **times)
     return done.step_s + deviation * micro_s * math.sqrt(count) * LARGEST[ranks]
 
@@ -106,45 +82,32 @@ alone_s = step(1, MICRO, 1.0, 1, 0.0)
 weak = {name: [alone_s / step(p, MICRO, *case) for p in RANKS] for name, case in CASES.items()}
 GLOBAL = 16_384  # samples of a step when scaling is strong
 whole_s = step(1, GLOBAL, 1.0, 1, 0.0)
-strong = {
-    name: [whole_s / step(p, GLOBAL / p, *case) for p in RANKS] for name, case in CASES.items()
-}
+strong = {n: [whole_s / step(p, GLOBAL / p, *c) for p in RANKS] for n, c in CASES.items()}
 print("                        weak: efficiency         strong: times faster")
 print("ranks                     8  1024 16384             8   1024  16384")
 for name in CASES:
     at = [RANKS.index(p) for p in (8, 1024, 16384)]
     print(f"{name:22}" + "".join(f"{weak[name][i]:6.0%}" for i in at), end="        ")
     print("".join(f"{strong[name][i]:7.0f}" for i in at))
-assert (
-    weak["a bad day"][-1]
-    < weak["as published runs are"][-1]
-    < weak["as on the data sheets"][-1]
-)
 low, middle, high = (100 * weak[name][-1] for name in reversed(CASES))
+assert low < middle < high
 record("%", weak_low=low, weak_middle=middle, weak_high=high)
-record(
-    **{
-        f"strong_{word}": strong[n][-1]
-        for word, n in zip(("high", "middle", "low"), CASES, strict=True)
-    },
-)
+low, middle, high = (strong[name][-1] for name in reversed(CASES))
+record(strong_low=low, strong_middle=middle, strong_high=high)
 
 # %%
 # Left: a fixed batch per rank. Right: a fixed batch of 16,384 samples, shared.
 
+# drawing
 fig, (left, right) = subplots(1, 2, height_in=3.2)
-describe(
-    fig,
-    "Weak scaling efficiency and strong scaling speed-up to 16384 ranks, each with a band",
-)
+describe(fig, "Weak scaling efficiency and strong scaling speed-up to 16384 ranks, with bands")
 for ax, forecast in ((left, weak), (right, strong)):
     best, likely, worst = forecast.values()
     ax.fill_between(RANKS, worst, best, color=ACCENT, alpha=0.18, lw=0)
     ax.plot(RANKS, likely, color=ACCENT)
     ax.set_xscale("log", base=2)
-    ax.set_xticks(
-        [1, 8, 64, 512, 4096, 16384], ["1", "8", "64", "512", "4096", "16384"], fontsize=8
-    )
+    ticks = [1, 8, 64, 512, 4096, 16384]
+    ax.set_xticks(ticks, ticks, fontsize=8)
     ax.set_xlabel("ranks")
 left.set(ylim=(0, 1.05), ylabel="efficiency", title="Weak: the batch grows")
 right.plot(RANKS, RANKS, color=MUTED, lw=1, ls="--")
@@ -156,8 +119,8 @@ right.set(ylabel="times faster than one rank", title="Strong: the batch is share
 # ---------------------
 # Weak scaling makes the batch :math:`B` larger, and larger batches teach less per sample.
 # McCandlish et al. (arXiv:1812.06162) describe it with one number, the critical batch size: a loss needs :math:`S_{\min} (1 + B_{\mathrm{crit}} / B)` steps.
-# Its value belongs to the task and grows in training; three are tried.
-# Past it, twice the ranks hardly shorten the run.
+# Its value depends on the task and grows during training; three values are tried.
+# Beyond it, twice the ranks hardly shorten the run.
 
 print("critical batch   doubling saves less than 25 % from   the run is then")
 sooner, stops = {}, {}
@@ -173,26 +136,24 @@ for critical in (1024, 8192, 65536):
 
 # %%
 
+# drawing
 fig, ax = subplots(height_in=3.2)
-describe(
-    fig, "How much sooner the same loss is reached against ranks, three critical batch sizes"
-)
+describe(fig, "How much sooner the same loss is reached against ranks, three critical batches")
+place = {"xytext": (-4, -14), "textcoords": "offset points", "ha": "right", "fontsize": 9}
 for (critical, times), style in zip(sooner.items(), (":", "-", "--"), strict=True):
     ax.loglog(RANKS, times, style, color=INK, base=2)
     ax.plot(*stops[critical], "o", color=ACCENT)
-    place = {"xytext": (-4, -14), "textcoords": "offset points", "ha": "right", "fontsize": 9}
     ax.annotate(f"critical batch {critical}", (RANKS[-1], times[-1]), **place)
-ax.set(
-    xlabel="ranks, 16 samples each", ylabel="times faster to the same loss", ylim=(1, 2**12.5)
-)
+ax.set(xlabel="ranks, 16 samples each", ylabel="times faster to the same loss")
+ax.set_ylim(1, 2**12.5)
 ax.set_title("Dot: from here doubling the ranks saves less than a quarter")
 
 # %%
 # The small end, on real ranks
 # ----------------------------
 # Ranks sleep for a time drawn with a seed of their own, send 1 MiB over an emulated link, and meet at a barrier.
-# The formula knows the mean, the deviation and the link, not the drawn times; the second column knows them too.
-# What a step takes beyond that is its median over the steps: other programs can only add to a step.
+# The formula uses the mean, the deviation and the link, but not the drawn times; the second column uses them too.
+# What a step takes beyond that is added as the median over the steps: other programs can only slow a step down.
 
 MEAN_S, DEVIATION_S, STEPS, LATENCY_S, RATE = 0.06, 0.012, 24, 0.002, 100e6
 
@@ -233,9 +194,9 @@ for ranks in (2, 4):
 # --------------
 #
 # - Weak scaling to 16,384 ranks keeps :measured:`scaling-forecast.weak_low:.0f` to :measured:`scaling-forecast.weak_high:.0f` of the efficiency: the band is the answer, not the line.
-# - Strong scaling ends where a rank has one sample: then only what does not shrink is left.
-# - More ranks stop paying long before DDP stops scaling, because of the batch: after :measured:`scaling-forecast.stops_8192:.0f` with a critical batch of 8,192.
-# - On two and four real ranks the formula misses the step by :measured:`scaling-forecast.check_2:.0f` and :measured:`scaling-forecast.check_4:.0f`, the barrier and the scheduler included.
+# - Strong scaling ends where a rank has one sample: then only the part that does not shrink is left.
+# - More ranks stop paying off long before DDP stops scaling, because of the batch: after :measured:`scaling-forecast.stops_8192:.0f` with a critical batch of 8,192.
+# - On two and four real ranks the formula is off by :measured:`scaling-forecast.check_2:.0f` and :measured:`scaling-forecast.check_4:.0f`, including the barrier and the scheduler.
 #
 # What this does not mean
 # -----------------------

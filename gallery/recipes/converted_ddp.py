@@ -15,14 +15,14 @@ PATH = sys.argv[1] if len(sys.argv) > 1 else "model.pt"
 
 
 def make_data() -> TensorDataset:
-    """Points of a square, and a wave over it."""
+    """Points in a square, and a wave over it."""
     numbers = torch.Generator().manual_seed(0)
     x = 2 * torch.rand(640, 2, generator=numbers) - 1
     return TensorDataset(x, (2 * x).sin().sum(dim=1, keepdim=True))
 
 
 def main() -> None:
-    """Train, say the loss of each epoch, save the weights."""
+    """Train, print the loss of each epoch, save the weights."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

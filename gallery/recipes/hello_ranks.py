@@ -1,13 +1,13 @@
-"""Run this first on a new cluster: it says what is wrong there, and how to mend it.
+"""Run this first on a new cluster: it reports what is wrong there, and how to fix it.
 
     torchrun --standalone --nproc-per-node 8 hello_ranks.py      one machine
     srun python hello_ranks.py                                   as many ranks as Slurm starts
     RANK=1 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 python hello_ranks.py
 
-Rank 0 prints one table; a rank that cannot talk to rank 0 speaks for itself. The run ends
-with the first check that finds something wrong. Exit code: 0 nothing is wrong, 1 something is.
+Rank 0 prints one table; a rank that cannot reach rank 0 prints its own lines. The run ends
+after the first check that finds something wrong. Exit code: 0 nothing is wrong, 1 otherwise.
 No check takes longer than --patience, and no rank waits for another longer than twice that
-and 5 s more.
+plus 5 s.
 """
 
 import argparse
@@ -30,20 +30,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # one line of the table says it instead
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # the table reports it instead
 
 import torch
 import torch.distributed as dist
 
 CHECKS = ["variables", "rendezvous", "ranks", "versions", "devices", "interfaces", "limits"]
 CHECKS += ["clocks", "connections", "process group", "small all-reduce", "large all-reduce"]
-MEND = {  # what to do where a check itself cannot know
+FIXES = {  # what to do where a check itself cannot know
     "rendezvous": "if another program has that port (ss -ltnp), choose another MASTER_PORT",
-    "ranks": "read what they say themselves; if they say nothing, they were not started",
+    "ranks": "read their own output; if there is none, they were not started",
     "devices": "run nvidia-smi on their machine",
     "process group": "set GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME; look with NCCL_DEBUG=INFO",
     "small all-reduce": "look with NCCL_DEBUG=INFO, NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1",
-    "large all-reduce": "small ones pass: compare the MTU of all interfaces and switches, or "
+    "large all-reduce": "small ones work: compare the MTU of all interfaces and switches, or "
     "give a slow link more --patience",
 }
 
@@ -52,24 +52,24 @@ NUMBERS = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"
 
 
 class Finding(NamedTuple):
-    """What some ranks found at a check, and what to do about it."""
+    """What some ranks found in a check, and what to do about it."""
 
     check: str
     ranks: list
     what: str
-    mend: str
-    level: str = "WRONG"  # or "warn", with which the run goes on
+    fix: str
+    level: str = "WRONG"  # or "warn", after which the run continues
 
 
-class Trouble(Exception):  # noqa: N818
-    """A check failed on this rank: what is wrong, how to mend it."""
+class Failed(Exception):  # noqa: N818
+    """A check failed on this rank: what is wrong, and how to fix it."""
 
 
 # -- What a process knows without the others -------------------------------------------------
 
 
 def variables(env):
-    """Who this process is, and what is wrong with the variables that say so."""
+    """Which rank this process is, and what is wrong with the variables that define it."""
     env, launcher = dict(env), "torchrun" if "TORCHELASTIC_RUN_ID" in env else "hand"
     if "RANK" not in env and "SLURM_STEP_NUM_TASKS" in env:
         launcher = "srun"
@@ -93,14 +93,14 @@ def variables(env):
         what = f"RANK={rank}, but WORLD_SIZE={world}"
     elif per_host is not None and not (local or 0) < per_host <= world:
         what = f"LOCAL_RANK={local}, LOCAL_WORLD_SIZE={per_host}, WORLD_SIZE={world}"
-    mend = "start with torchrun; or: WORLD_SIZE and LOCAL_WORLD_SIZE count the processes of "
-    mend += "all machines and of this one, RANK and LOCAL_RANK number them from 0; "
-    mend += "MASTER_ADDR is the address of rank 0's machine, MASTER_PORT a free port there"
-    return me, [Finding("variables", [rank or 0], what, mend)] if what else []
+    fix = "start with torchrun; or: WORLD_SIZE and LOCAL_WORLD_SIZE count the processes of "
+    fix += "all machines and of this one, RANK and LOCAL_RANK number them from 0; "
+    fix += "MASTER_ADDR is the address of rank 0's machine, MASTER_PORT a free port there"
+    return me, [Finding("variables", [rank or 0], what, fix)] if what else []
 
 
 def resolve(name):
-    """The addresses that a name stands for on this machine."""
+    """The addresses that a name resolves to on this machine."""
     return [entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
 
 
@@ -133,7 +133,7 @@ def interfaces():
 
 
 def announced(nics):
-    """What gloo tells the others: an interface's address, or what the host name stands for."""
+    """The address that gloo announces: an interface's, or what the host name resolves to."""
     if names := os.environ.get("GLOO_SOCKET_IFNAME"):
         return nics.get(names.split(",")[0], "127.0.0.1")
     with suppress(OSError):
@@ -142,7 +142,7 @@ def announced(nics):
 
 
 def listen(address, rank):
-    """Answer whoever connects with this rank's number; return the port."""
+    """Answer each connection with this rank's number; return the port."""
     server = socket.create_server((address, 0), family=family(address), backlog=1024)
 
     def answer():
@@ -155,16 +155,16 @@ def listen(address, rank):
 
 
 def device(me):
-    """This rank's device. Each check has a thread of its own, which must take the GPU anew."""
+    """This rank's device. Each check has its own thread, which must select the GPU again."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    index = me["LOCAL_RANK"] % torch.cuda.device_count()  # Slurm may show a rank its own only
+    index = me["LOCAL_RANK"] % torch.cuda.device_count()  # Slurm may show a rank only its own
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
 
 def collect(me):
-    """What the others need to know of this rank."""
+    """What the others need to know about this rank."""
     where, gpu, uuid, nccl = device(me), None, None, None
     torch.zeros(1, device=where)  # a broken driver shows here
     if where.type == "cuda":
@@ -172,7 +172,7 @@ def collect(me):
         gpu, uuid = properties.name, str(properties.uuid)
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
     with socket.socket(family(me["ip"]), socket.SOCK_DGRAM) as probe:
-        probe.connect((me["ip"], 9))  # sends nothing, but the system chooses the way
+        probe.connect((me["ip"], 9))  # sends nothing, but the system chooses the route
         route = probe.getsockname()[0]
     nics, shm = interfaces(), Path("/dev/shm")
     gloo = announced(nics)
@@ -207,37 +207,38 @@ def findings(facts):
             values = group(facts, name).items()
             what = "; ".join(f"{name} {value} on {spans(ranks)}" for value, ranks in values)
             if name == "WORLD_SIZE":
-                add("variables", list(facts), what, "give all the number of all processes")
+                everyone = "set it to the total on every process"
+                add("variables", list(facts), what, everyone)
             else:
-                mend = "start all ranks from one environment: a container, or a shared venv"
+                fix = "start all ranks from one environment: a container, or a shared venv"
                 level = "warn" if name == "Python" else "WRONG"
-                add("versions", list(facts), what, mend, level)
+                add("versions", list(facts), what, fix, level)
 
     for host, ranks in hosts.items():
         here = {rank: facts[rank] for rank in ranks}
         numbers, counts = (list(group(here, name)) for name in NUMBERS[2:4])
         if len(numbers) < len(ranks) or set(counts) - {None, len(ranks)}:
             what = f"on {host}, LOCAL_RANK {numbers}, LOCAL_WORLD_SIZE {counts}"
-            mend = "one torchrun per machine, and to each machine a host name of its own"
-            add("variables", ranks, what, mend, "warn")
+            fix = "run one torchrun per machine, and give each machine its own host name"
+            add("variables", ranks, what, fix, "warn")
         shm, files = here[ranks[0]]["shm"], min(fact["files"] for fact in here.values())
         if shm is not None and shm < 2**30:
             what = f"/dev/shm of {host} has {shm >> 20} MiB; data loaders and NCCL use it"
-            mend = "docker run --ipc=host or --shm-size=8g; Kubernetes: an emptyDir in memory"
-            add("limits", ranks, what, mend, "warn")
-        if 0 <= files < 512 + 4 * len(facts):  # connections to all, and what workers share
+            fix = "docker run --ipc=host or --shm-size=8g; Kubernetes: an emptyDir in memory"
+            add("limits", ranks, what, fix, "warn")
+        if 0 <= files < 512 + 4 * len(facts):  # for all ranks, and for what workers share
             what = f"a process on {host} may open {files} files"
             add("limits", ranks, what, "ulimit -n 65536 before the start", "warn")
 
     for uuid, ranks in group(facts, "uuid").items():
         if uuid and len(ranks) > 1:
-            mend = "one rank per GPU, that of LOCAL_RANK; look at CUDA_VISIBLE_DEVICES"
-            add("devices", ranks, f"all on one GPU of {facts[ranks[0]]['host']}, {uuid}", mend)
+            fix = "use one rank per GPU, the one of LOCAL_RANK; check CUDA_VISIBLE_DEVICES"
+            add("devices", ranks, f"all on one GPU of {facts[ranks[0]]['host']}, {uuid}", fix)
     without = group(facts, "gpu").get(None, [])
     if 0 < len(without) < len(facts) or any(facts[rank]["gpus"] for rank in without):
-        mend = "take a CUDA build of torch, a driver as new as its CUDA, docker run --gpus all"
+        fix = "use a CUDA build of torch, a driver as new as its CUDA, docker run --gpus all"
         level = "WRONG" if len(without) < len(facts) else "warn"
-        add("devices", without, "torch sees no GPU, but there are some", mend, level)
+        add("devices", without, "torch sees no GPU, but there are some", fix, level)
 
     for rank, fact in facts.items():
         host, nics, gloo = fact["host"], fact["nics"], fact["GLOO_SOCKET_IFNAME"]
@@ -247,33 +248,33 @@ def findings(facts):
             add("devices", [rank], what, "start one rank per GPU")
         outside = [name for name in nics if not loopback(nics[name])]
         outside.sort(key=lambda name, f=fact: f["nics"][name] != f["route"])  # best first
-        mend = f"on {host}: export GLOO_SOCKET_IFNAME={(outside or ['lo'])[0]}"
+        fix = f"on {host}: export GLOO_SOCKET_IFNAME={(outside or ['lo'])[0]}"
         has = f"{host} has " + ", ".join(f"{name} {address}" for name, address in nics.items())
         if gloo and set(gloo.split(",")) - set(nics):
-            add("interfaces", [rank], f"GLOO_SOCKET_IFNAME={gloo}, but {has}", mend)
+            add("interfaces", [rank], f"GLOO_SOCKET_IFNAME={gloo}, but {has}", fix)
         elif len(hosts) > 1 and loopback(fact["gloo"]):
-            why = f"GLOO_SOCKET_IFNAME={gloo}" if gloo else "its host name stands for that"
-            what = f"{host} tells the others to find it at {fact['gloo']}: {why}"
-            add("interfaces", [rank], what, mend + ("" if gloo else ", or mend /etc/hosts"))
+            why = f"GLOO_SOCKET_IFNAME={gloo}" if gloo else "its host name resolves to that"
+            what = f"{host} announces the address {fact['gloo']}: {why}"
+            add("interfaces", [rank], what, fix + ("" if gloo else ", or fix /etc/hosts"))
         if fact["gpu"] and nccl:  # prefixes of names; "=" whole names, "^" all but these
             names, exact = nccl.lstrip("^=").split(","), "=" in nccl[:2]
             taken = {n for n in nics for m in names if (n == m if exact else n.startswith(m))}
             taken = set(nics) - taken if nccl.startswith("^") else taken
             if not taken & set(outside if len(hosts) > 1 else nics):
                 what = f"NCCL_SOCKET_IFNAME={nccl}, but {has}"
-                add("interfaces", [rank], what, mend.replace("GLOO", "NCCL"))
+                add("interfaces", [rank], what, fix.replace("GLOO", "NCCL"))
     return found
 
 
 def clock_findings(offsets):
     """What is wrong, given ``{rank: (seconds ahead of rank 0, uncertainty)}``."""
-    found, mend = [], "run chrony or systemd-timesyncd on all machines"
+    found, fix = [], "run chrony or systemd-timesyncd on all machines"
     for rank, (ahead, unsure) in offsets.items():
         dead = abs(ahead) - unsure > 10  # torchrun's heartbeats are times of day
-        why = "torchrun takes it for dead at 15 s" if dead else "logs cannot be compared"
+        why = "torchrun considers it dead at 15 s" if dead else "logs cannot be compared"
         what = f"{ahead:+.1f} s against rank 0 (± {unsure:.1f}): {why}"
         if abs(ahead) - unsure > 1:
-            found.append(Finding("clocks", [rank], what, mend, "WRONG" if dead else "warn"))
+            found.append(Finding("clocks", [rank], what, fix, "WRONG" if dead else "warn"))
     return found
 
 
@@ -287,7 +288,7 @@ def describe(facts):
         "versions": ", ".join(f"{name} {first[name]}" for name in names) + " on all ranks",
         "devices": f"{first['gpu']}, one per rank"
         if first["gpu"]
-        else "CPU; nobody sees a GPU",
+        else "CPU; no rank sees a GPU",
         "interfaces": f"gloo's addresses: {textwrap.shorten(at, 200)}",
         "limits": f"/dev/shm {shm / 2**30:.1f} GiB, {files} open files per process",
     }
@@ -322,27 +323,27 @@ def reach(me, patience):
     while True:
         try:
             ip = resolve(me["address"])[0]
-            if me["RANK"] or me["agent"]:  # else it is this rank that opens the port
+            if me["RANK"] or me["agent"]:  # else this rank itself opens the port
                 left = max(deadline - time.monotonic(), 0.1)
                 socket.create_connection((ip, port), left).close()
             return ip
         except socket.gaierror:
-            why, mend = "the name is unknown here", "set an address, or mend DNS or /etc/hosts"
+            why, fix = "the name is unknown here", "use an address, or fix DNS or /etc/hosts"
         except ConnectionRefusedError:
-            why, mend = "nobody listens there", "start rank 0 too, with the same MASTER_PORT"
+            why, fix = "nobody listens there", "start rank 0 too, with the same MASTER_PORT"
             if own(ip):
-                why, mend = f"{why}, on this machine", f"{mend}; is MASTER_ADDR its address?"
+                why, fix = f"{why}, on this machine", f"{fix}; is MASTER_ADDR its address?"
         except TimeoutError:
-            why, mend = "no answer", "open the port in the firewalls; is that machine up?"
+            why, fix = "no answer", "open the port in the firewalls; is that machine up?"
         except OSError as error:
-            why, mend = str(error.strerror), f"ask for the way: ip route get {ip}"
+            why, fix = str(error.strerror), f"look at the route: ip route get {ip}"
         if time.monotonic() >= deadline:
-            raise Trouble(f"{me['address']} ({ip}) port {port}, {patience:g} s: {why}", mend)
+            raise Failed(f"{me['address']} ({ip}) port {port}, {patience:g} s: {why}", fix)
         time.sleep(0.2)
 
 
 def meet(me, patience):
-    """The store, by which ranks can tell each other things before there is a process group."""
+    """The store, through which ranks exchange data before there is a process group."""
     where, serve = (me["address"], me["MASTER_PORT"]), me["RANK"] == 0 and not me["agent"]
     here, wait = socket.gethostname(), timedelta(seconds=patience / 3)  # it tries twice
     try:
@@ -351,32 +352,32 @@ def meet(me, patience):
         return store
     except dist.DistError as error:
         if "EADDRINUSE" in str(error):
-            mend = "choose another MASTER_PORT; ss -ltnp shows who has it"
-            raise Trouble(f"port {where[1]} of {here} is taken", mend) from None
+            fix = "choose another MASTER_PORT; ss -ltnp shows who has it"
+            raise Failed(f"port {where[1]} of {here} is taken", fix) from None
         if serve and not own(me["ip"]):
             has = ", ".join(interfaces().values())
             what = f"MASTER_ADDR is {me['ip']}, but rank 0 runs on {here}, which has {has}"
-            raise Trouble(what, "set it to the address of rank 0's machine") from None
+            raise Failed(what, "set it to the address of rank 0's machine") from None
         raise
 
 
 def arrive(me, store):
-    """Say that this rank is here; refuse to be one too many."""
+    """Report that this rank is here; fail if its number is too large or taken."""
     if me["RANK"] == 0:
         store.set("WORLD_SIZE", str(me["WORLD_SIZE"]))
     try:
         world = int(store.get("WORLD_SIZE"))
     except dist.DistError:
-        raise Trouble("rank 0 has not come", "is it running? read what it says") from None
+        raise Failed("rank 0 has not come", "is it running? read its output") from None
     if me["RANK"] >= world:
         what = f"RANK={me['RANK']}, but on rank 0 WORLD_SIZE={world}"
-        raise Trouble(what, "give all the number of all processes")
+        raise Failed(what, "set it to the total on every process")
     if store.add(f"arrived/{me['RANK']}", 1) > 1:
-        raise Trouble(f"two processes have RANK={me['RANK']}", "give each process its own")
+        raise Failed(f"two processes have RANK={me['RANK']}", "give each process its own")
 
 
 def compare_clocks(me, store, facts):
-    """How far this clock is ahead of rank 0's: of five answers, that which took least time."""
+    """How far this clock is ahead of rank 0's, from the fastest of five answers."""
     for rank in [r for r in facts if r and facts[r]["LOCAL_RANK"] == 0]:  # on rank 0 only
         for i in range(5):
             store.get(f"ask/{rank}/{i}")
@@ -393,7 +394,7 @@ def compare_clocks(me, store, facts):
 
 
 def connect(me, store, patience):
-    """From each machine to every other one: the address that it announces, any port."""
+    """Connect each machine to the others, at the address that each announces, on any port."""
     if me["LOCAL_RANK"]:
         return
     ranks = [rank for rank in range(me["WORLD_SIZE"]) if rank != me["RANK"]]
@@ -404,8 +405,8 @@ def connect(me, store, patience):
         try:
             at = (fact["address"], fact["port"])
             with socket.create_connection(at, patience / 2) as line:
-                said = line.recv(16).decode()
-            return "" if said == str(fact["RANK"]) else f"rank {said} answers"
+                answer = line.recv(16).decode()
+            return "" if answer == str(fact["RANK"]) else f"rank {answer} answers"
         except OSError as error:
             return error.strerror or "no answer"
 
@@ -413,9 +414,9 @@ def connect(me, store, patience):
         for fact, why in zip(others, list(pool.map(knock, others)), strict=True):
             if why:
                 what = f"{socket.gethostname()} cannot reach {fact['host']}, {fact['address']}"
-                mend = "open all ports between machines, not only MASTER_PORT; or, if that is "
-                mend += "the wrong network, set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
-                raise Trouble(f"{what}: {why}", mend)
+                fix = "open all ports between machines, not only MASTER_PORT; or, if that is "
+                fix += "the wrong network, set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+                raise Failed(f"{what}: {why}", fix)
 
 
 def join(me, store, patience):
@@ -441,29 +442,29 @@ def all_reduce(me, nbytes, rounds=5):
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
         if not torch.equal(x, base * world + world * (world - 1) // 2):
-            raise Trouble("a wrong sum", "halve the machines until you know which one it is")
+            raise Failed("a wrong sum", "test halves of the machines to find the faulty one")
     return statistics.median(seconds[1:])
 
 
-# -- The way through the checks, and the table ------------------------------------------------
+# -- The checks in order, and the table -------------------------------------------------------
 
 
 class Run:
-    """Each check ends at rank 0: it hears what all found, and tells them whether to go on."""
+    """Each check ends at rank 0, which collects what all ranks found and decides to go on."""
 
     def __init__(self, me, found, patience):
         self.me, self.rank, self.found, self.patience = me, me["RANK"] or 0, found, patience
         self.check, self.rows, self.waiting, self.store = "variables", {}, [], None
 
     def bounded(self, action):
-        """What it returns, what is wrong. In a thread: a call into torch can only be left."""
+        """Its result, and what is wrong. In a thread: a call into torch cannot be stopped."""
         box = queue.SimpleQueue()
 
         def run():
             try:
                 box.put((action(), None))
             except Exception as error:
-                box.put((None, error.args if isinstance(error, Trouble) else (str(error), "")))
+                box.put((None, error.args if isinstance(error, Failed) else (str(error), "")))
 
         threading.Thread(target=run, daemon=True).start()
         try:
@@ -471,17 +472,17 @@ class Run:
         except queue.Empty:
             value, wrong = None, (f"not done after {self.patience + 1:g} s", "")
         if wrong:
-            what, mend = textwrap.shorten(wrong[0], 250), wrong[1] or MEND.get(self.check, "")
-            wrong = Finding(self.check, [self.rank], what, mend)
+            what, fix = textwrap.shorten(wrong[0], 250), wrong[1] or FIXES.get(self.check, "")
+            wrong = Finding(self.check, [self.rank], what, fix)
         return value, wrong
 
     def alone(self, check, action):
-        """A check that a rank makes before rank 0 listens to it."""
+        """A check that a rank makes before rank 0 collects its results."""
         self.check = check
         value, wrong = self.bounded(action)
         if wrong:
             self.store = None
-            self.speak(wrong)
+            self.report(wrong)
         return value
 
     def together(self, check, action, judge):
@@ -490,7 +491,7 @@ class Run:
         value, wrong = self.bounded(action)
         self.store.set(f"{check}/{self.rank}", json.dumps([value, wrong]))
         if self.rank == 0:
-            values = self.hear(check)
+            values = self.gather(check)
             if not self.failed():
                 rows, found = judge(values)
                 self.rows |= rows
@@ -501,17 +502,17 @@ class Run:
         deadline = time.monotonic() + 2 * self.patience + 5
         while not self.store.check([f"{check}/verdict"]):
             if time.monotonic() > deadline:
-                what = f"rank 0 has said nothing for {2 * self.patience + 5:g} s"
-                self.speak(Finding(check, [0], what, "read what it says itself"))
+                what = f"no message from rank 0 for {2 * self.patience + 5:g} s"
+                self.report(Finding(check, [0], what, "read its own output"))
             time.sleep(0.02)
         right = self.store.get(f"{check}/verdict") == b"right"
-        if right and wrong:  # rank 0 had not heard of it
-            self.speak(wrong)
+        if right and wrong:  # rank 0 had not seen it
+            self.report(wrong)
         if not right:
-            self.leave(1)
+            self.exit(1)
 
-    def hear(self, check):
-        """What each rank returned; whoever is not heard in time is a finding."""
+    def gather(self, check):
+        """What each rank returned; a rank without a result in time is a finding."""
         values, deadline = {}, time.monotonic() + self.patience + 2
         self.waiting = list(range(self.me["WORLD_SIZE"]))
         while self.waiting and time.monotonic() < deadline:
@@ -527,27 +528,27 @@ class Run:
                 here = "; ".join(f"{spans(ranks)} on {host}" for host, ranks in hosts)
                 self.rows[check] = f"{len(values)} of {self.me['WORLD_SIZE']} are here: {here}"
             time.sleep(0.02)
-        self.give_up(f"not heard of for {self.patience + 2:g} s")
+        self.give_up(f"no message for {self.patience + 2:g} s")
         return dict(sorted(values.items()))
 
     def give_up(self, what):
-        """Those for whom rank 0 still waits are missing."""
+        """Report the ranks that rank 0 still waits for as missing."""
         if self.waiting:
-            self.found.append(Finding(self.check, self.waiting, what, MEND["ranks"]))
+            self.found.append(Finding(self.check, self.waiting, what, FIXES["ranks"]))
 
     def failed(self):
         """Whether to stop here."""
         return any(finding.level == "WRONG" for finding in self.found)
 
-    def speak(self, *findings):
-        """Say what is wrong where not all can be asked, and leave."""
+    def report(self, *findings):
+        """Report what is wrong when not all ranks can be asked, and exit."""
         self.found += findings
         if self.rank == 0:
             self.show()
         else:
             who = f"hello_ranks: rank {self.rank} on {socket.gethostname()}"
-            say(*(f"{who}, {f.check}: {f.what}\n    → {f.mend}" for f in self.found))
-        self.leave(1)
+            say(*(f"{who}, {f.check}: {f.what}\n    → {f.fix}" for f in self.found))
+        self.exit(1)
 
     def show(self):
         """Print the table."""
@@ -561,33 +562,33 @@ class Run:
                     found.setdefault(finding[2:], []).extend(finding.ranks)
             levels = [level for _, _, level in found]
             every += levels
-            said = [self.rows[check]] if check in self.rows else []
-            said = said if check == "ranks" or "WRONG" not in levels else []
-            for (what, mend, _), ranks in list(found.items())[:8]:
-                said = [line for line in said if line != f"→ {mend}"]  # once, below the last
-                said += [f"{spans(ranks)}: {what}", f"→ {mend}"]
+            texts = [self.rows[check]] if check in self.rows else []
+            texts = texts if check == "ranks" or "WRONG" not in levels else []
+            for (what, fix, _), ranks in list(found.items())[:8]:
+                texts = [line for line in texts if line != f"→ {fix}"]  # once, below the last
+                texts += [f"{spans(ranks)}: {what}", f"→ {fix}"]
             left = f"{check:<18}{max([*levels, 'ok'], key='okwarnWRONG'.find):<7}"
-            for text in said:
+            for text in texts:
                 lines += textwrap.wrap(left + text, 94, subsequent_indent=" " * 27)
                 left = " " * 25
-            ahead += [] if said else [check]
+            ahead += [] if texts else [check]
         lines += textwrap.wrap(f"not checked: {', '.join(ahead)}", 94) if ahead else []
         wrong, warned = every.count("WRONG") or "nothing", every.count("warn")
         say(*lines, f"{wrong} wrong" + f", {warned} to look at" * (warned > 0))
 
-    def leave(self, code):
-        """End this process; rank 0, which may have the store, ends last."""
+    def exit(self, code):
+        """End this process; rank 0, which may hold the store, ends last."""
         with suppress(TypeError, AttributeError, dist.DistError):  # without a store, at once
             others = self.me["WORLD_SIZE"] - 1 - len(self.waiting)
             left, deadline = self.store.add("left", int(self.rank > 0)), time.monotonic() + 3
             while self.rank == 0 and left < others and time.monotonic() < deadline:
                 time.sleep(0.02)
                 left = self.store.add("left", 0)
-        os._exit(code)  # a thread may hang; gloo's can abort a Python that ends (hello_ddp.py)
+        os._exit(code)  # a thread may hang; gloo's can abort Python at exit (hello_ddp.py)
 
 
 def say(*lines):
-    """Print in one piece: ranks share the output."""
+    """Print in one write: ranks share the output."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
@@ -605,22 +606,20 @@ def main():
     def stopped(*_):  # torchrun stops all ranks when one has failed
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if run.rank == 0 and not run.failed():
-            run.give_up("not heard of when the launcher stopped this run")
+            run.give_up("no message before the launcher stopped this run")
             run.show()
         os._exit(1)
 
     signal.signal(signal.SIGTERM, stopped)
     if found:
-        run.speak()
+        run.report()
     run.rows["variables"] = f"RANK, WORLD_SIZE={world}, MASTER_ADDR={me['address']}, …"
     me["ip"] = run.alone("rendezvous", lambda: reach(me, patience))
     store = run.alone("rendezvous", lambda: meet(me, patience))
     host = "torchrun" if me["agent"] else "rank 0"
     run.rows["rendezvous"] = f"the store of {host} at {me['ip']} port {store.port}"
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives it
-    second = (
-        store.clone()
-    )  # a call that waits locks its connection, so the checks have another
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store outlives it
+    second = store.clone()  # a waiting call locks its connection, so the checks get another
     run.store, store = (dist.PrefixStore(attempt, each) for each in (second, store))
     run.alone("ranks", lambda: arrive(me, store))
 
@@ -664,11 +663,11 @@ def main():
         for check, (action, judge) in checks.items():
             run.together(check, action, judge)
     except dist.DistError as error:
-        mend = "whoever had it has ended: read what that one said"
-        run.speak(Finding(run.check, [run.rank], f"the store is gone: {error}", mend))
+        fix = "the process that held it has ended: read its output"
+        run.report(Finding(run.check, [run.rank], f"the store is gone: {error}", fix))
     if run.rank == 0:
         run.show()
-    run.leave(0)
+    run.exit(0)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 train.py   two on this machine
     srun python train.py                                as many as Slurm starts
 
-Exit codes: 0 the training is complete; 75 a signal came and the state is saved, so start
-the same command again; 2 refused, and one line of rank 0 says why; 1 a crash.
+Exit codes: 0 the training is complete; 75 a signal came and the state is saved, so run
+the same command again; 2 refused, and one line of rank 0 gives the reason; 1 a crash.
 """
 
 import argparse
@@ -35,7 +35,7 @@ except ImportError:  # the kit is not installed
 
 REFUSED, SAVED = 2, 75  # 75 is EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
 signals = []  # SIGTERM and SIGUSR1 as they come; torchrun sends each twice
-kept = []  # the group, until all else is gone: see leave()
+kept = []  # the group, until everything else is gone: see leave()
 
 
 def setup_ddp():
@@ -54,10 +54,10 @@ def setup_ddp():
     if not torch.cuda.is_available():
         dist.init_process_group("gloo", **alone)
         return torch.device("cpu")
-    # Where Slurm shows each rank its own GPU only, that one has number 0.
+    # Where Slurm shows each rank only its own GPU, that GPU has number 0.
     device = torch.device("cuda", int(env.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    torch.cuda.set_device(device)  # first of all, or every rank puts something on GPU 0
-    # Gradients go through NCCL, what the ranks tell each other about themselves through gloo.
+    torch.cuda.set_device(device)  # first, or every rank allocates memory on GPU 0
+    # Gradients go through NCCL; votes and messages between ranks go through gloo.
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, **alone)
     return device
 
@@ -71,8 +71,8 @@ def say(text, file=None, end="\n"):
 def leave(code):
     """End the program, on all ranks together."""
     dist.all_reduce(torch.zeros(1))
-    # gloo's threads may still have something to drop, for which they need Python's lock. The
-    # group waits for them when it goes: not in the hands of DDP, which would hold that lock.
+    # gloo's threads may still have objects to free, for which they need Python's lock. The
+    # group waits for them when it is freed: not by DDP, which would hold that lock.
     kept.append(dist.group.WORLD)
     atexit.register(kept.clear)
     dist.destroy_process_group()
@@ -80,7 +80,7 @@ def leave(code):
 
 
 def any_rank(mine):
-    """Whether it is true on any rank. The vote is a CPU tensor: no GPU is waited for."""
+    """Whether it is true on any rank. The vote is a CPU tensor: it waits for no GPU."""
     vote = torch.tensor(int(bool(mine)))
     dist.all_reduce(vote, dist.ReduceOp.MAX)
     return bool(vote)
@@ -88,7 +88,7 @@ def any_rank(mine):
 
 @contextmanager
 def agreed():
-    """All ranks get through this block or all leave: none waits for one that gave up in it."""
+    """All ranks get through this block or all exit: none waits for one that failed in it."""
     problem = None
     try:
         yield
@@ -104,12 +104,12 @@ def agreed():
 
 
 def refuse(message):
-    """Say what the user can mend, in a block that is agreed."""
+    """Report what the user can fix; use it inside ``agreed``."""
     raise ValueError(message)
 
 
 def parse_flags(device):
-    """The flags, checked as far as that goes without the data."""
+    """The flags, checked as far as possible without the data."""
     parser = argparse.ArgumentParser(description="Train a model with DDP.")
     parser.error, parser.exit = refuse, partial(leave, 0)  # after --help
     parser.print_help = lambda: say(parser.format_help())
@@ -143,14 +143,14 @@ def parse_flags(device):
             refuse(f"--{name.replace('_', '-')} {value} is too small")
     parts = dist.get_world_size() * args.accumulate
     if args.batch % parts:
-        refuse(f"--batch {args.batch} is no multiple of {parts}, ranks × --accumulate")
+        refuse(f"--batch {args.batch} is not a multiple of {parts}, ranks × --accumulate")
     if args.model != "small" if args.dataset == "text" else not args.model.startswith("hf:"):
         refuse("--model small goes with --dataset text, --model hf:NAME with --dataset mrpc")
     return args
 
 
 def from_text(args):
-    """Training set, validation set, model: blocks of letters, and for each letter the next."""
+    """Training set, validation set, model: blocks of letters, and each letter's next one."""
     text = args.data.read_text(encoding="utf-8")
     if len(text) <= args.context:
         refuse(f"--data {args.data} has {len(text)} letters, too few for one sample")
@@ -167,10 +167,8 @@ class SmallTransformer(nn.Module):
 
     def __init__(self, letters, args):
         super().__init__()
-        width, how = (
-            args.width,
-            {"activation": "gelu", "batch_first": True, "norm_first": True},
-        )
+        width = args.width
+        how = {"activation": "gelu", "batch_first": True, "norm_first": True}
         self.letter = nn.Embedding(letters, width)
         self.place = nn.Embedding(args.context, width)
         self.layers = nn.ModuleList(
@@ -180,7 +178,7 @@ class SmallTransformer(nn.Module):
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, letters))
 
     def forward(self, codes):  # noqa: D102
-        # The mask is no buffer of the model: DDP would send it before every forward.
+        # The mask is not a buffer of the model: DDP would send it before every forward.
         mask = nn.Transformer.generate_square_subsequent_mask(codes.shape[1], codes.device)
         x = self.letter(codes) + self.place.weight[: codes.shape[1]]
         for layer in self.layers:
@@ -189,7 +187,7 @@ class SmallTransformer(nn.Module):
 
 
 def from_hub(args):
-    """Training set, validation set, model: do two sentences of MRPC say the same?"""
+    """Training set, validation set, model: do two sentences of MRPC mean the same?"""
     from datasets import load_dataset
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -214,14 +212,14 @@ def batches(train, loader, args, step):
     epoch, done = divmod(step, steps_per_epoch)
     while True:
         sampler.set_epoch(epoch)  # without it every epoch has the order of the first
-        # After a resume, what this epoch has left: the samples before it are not even read.
+        # After a resume, only the rest of this epoch: the samples before it are not even read.
         yield from loader(train, sampler=list(sampler)[done * share : steps_per_epoch * share])
         epoch, done = epoch + 1, 0
 
 
 @contextmanager
 def checkpointing():
-    """All ranks leave if one cannot save or load: the manager tells all of them why."""
+    """All ranks exit if one cannot save or load: the manager gives all of them the reason."""
     try:
         yield
     except CheckpointError as error:
@@ -231,7 +229,7 @@ def checkpointing():
 
 def resume(args, manager, state, any_loss):
     """Load what an earlier run left in the folder; return its step and unprinted losses."""
-    with checkpointing():  # of the newest that is whole the flags: they tell if the rest fits
+    with checkpointing():  # the flags of the newest complete one show whether the rest fits
         found = manager.load() if args.resume != "never" else None
     with agreed():
         there = list(args.out.glob("step-*.pt"))
@@ -239,10 +237,10 @@ def resume(args, manager, state, any_loss):
             for path in there if dist.get_rank() == 0 else ():
                 path.replace(path.with_suffix(".old"))  # or they would be newer than ours
         elif not found and (there or args.resume == "must"):
-            refuse(f"--resume {args.resume}: there is no whole checkpoint in {args.out}")
+            refuse(f"--resume {args.resume}: there is no complete checkpoint in {args.out}")
         for name, now in state["config"].items() if found else ():
             if (was := found["config"].get(name)) != now:
-                refuse(f"{args.out} is of another run: {name} was {was} and is {now}")
+                refuse(f"{args.out} belongs to another run: {name} was {was} and is {now}")
     if not found:
         return 0, 0.0, 0
     with checkpointing():
@@ -265,8 +263,8 @@ def predict(model, batch, device, autocast):
 @torch.no_grad()
 def evaluate(model, valid, loader, device, autocast):
     """Mean loss and accuracy over the validation set, each sample counted once."""
-    # DistributedSampler would repeat samples until all ranks have as many. Here some ranks may
-    # have one less, and so it is the model that is called, not its DDP wrapper.
+    # DistributedSampler would repeat samples until all ranks have the same number. Here some
+    # ranks may have one less, so the model is called, not its DDP wrapper.
     mine = Subset(valid, range(dist.get_rank(), len(valid), dist.get_world_size()))
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     model.eval()
@@ -294,7 +292,7 @@ def main():
     with agreed():
         train, valid, model = (from_hub if args.dataset == "mrpc" else from_text)(args)
         if len(train) < args.batch or not len(valid):
-            refuse(f"{len(train)} samples to train on are less than --batch {args.batch}")
+            refuse(f"{len(train)} training samples are fewer than --batch {args.batch}")
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 
@@ -303,7 +301,7 @@ def main():
         return min((step + 1) / args.warmup, (1 - math.cos(math.pi * min(1, left))) / 2)
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, part_of_lr)
-    # bf16 has the range of fp32. fp16 has not: its loss is scaled, or small gradients vanish.
+    # bf16 has the range of fp32. fp16 does not: its loss is scaled, or small gradients vanish.
     scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
     half = torch.float16 if args.precision == "fp16" else torch.bfloat16
     autocast = partial(torch.autocast, device.type, half, enabled=args.precision != "fp32")
@@ -313,18 +311,18 @@ def main():
     gpus = [device] if device.type == "cuda" else None
     ddp = DistributedDataParallel(model, gpus, gradient_as_bucket_view=True)
     micro = args.batch // ranks // args.accumulate
-    # An epoch's start draws a number: from this generator, so not from the one of dropout.
+    # The start of an epoch draws a number: from this generator, not from the one of dropout.
     how = {"generator": torch.Generator(), "pin_memory": bool(gpus)}
     loader = partial(DataLoader, batch_size=micro, num_workers=args.workers, **how)
 
-    # A checkpoint belongs to this run if nothing that changes the numbers is different.
+    # A checkpoint belongs to this run if nothing that affects the numbers is different.
     free = ["out", "resume", "log_every", "save_every", "workers", "profile", "accumulate"]
     config = {name: value for name, value in vars(args).items() if name not in free}
     config["data"] = [tensor.sum().item() for tensor in train.datasets.values()]
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     state["config"], manager = config, CheckpointManager(args.out, keep=3)
 
-    def any_loss():  # of a first backward, behind which DDP rebuilds its buckets
+    def any_loss():  # for a first backward, after which DDP rebuilds its buckets
         batch = next(batches(train, loader, args, 0))
         return cross_entropy(*predict(ddp, batch, device, autocast))
 
@@ -339,7 +337,7 @@ def main():
 
     shares = f"{ranks} ranks × {args.accumulate} micro-batches × {micro} samples"
     say(f"{device.type}, {args.precision}: {args.steps} steps of {shares}")
-    terminal = 72 if sys.stdout.isatty() else 0  # columns, for lines that go over one another
+    terminal = 72 if sys.stdout.isatty() else 0  # columns, for lines that overwrite others
     begun, began = step, time.perf_counter()
     with trace:
         while step < args.steps:
@@ -351,22 +349,22 @@ def main():
                     scaler.scale(loss).backward()
                 total += loss.detach()
             scaler.unscale_(optimizer)  # the gradients are the mean over ranks now, and
-            nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # all ranks clip alike
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # all clip the same way
             scale = scaler.get_scale()
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            if scaler.get_scale() >= scale:  # else fp16 overflowed and the step was left out
+            if scaler.get_scale() >= scale:  # else fp16 overflowed and the step was skipped
                 scheduler.step()
             if args.profile:
                 trace.step()
             step, count = step + 1, count + 1
             stop, done = any_rank(signals), step == args.steps
             if step % args.log_every == 0 or done:
-                dist.all_reduce(total)  # until now each rank knows the loss of its share only
+                dist.all_reduce(total)  # until now each rank knows only the loss of its share
                 loss = total.item() / ranks / count
                 if not math.isfinite(loss):
-                    with agreed():  # better than to save over the last good checkpoint
+                    with agreed():  # rather than overwrite the last good checkpoint
                         refuse(f"the loss is {loss} at step {step}")
                 speed = args.batch * (step - begun) / (time.perf_counter() - began)
                 line = f"step {step:5}  loss {loss:.4f}  {speed:,.0f} samples/s"
@@ -376,16 +374,16 @@ def main():
                 total, count, begun, began = total * 0, 0, step, time.perf_counter()
             if step % args.save_every == 0 or stop or done:
                 paused = time.perf_counter()
-                if done or not stop:  # before the save: a run killed here says it when resumed
+                if done or not stop:  # before the save: if killed here, it is repeated
                     loss, right = evaluate(model, valid, loader, device, autocast)
                     line = f"step {step:5}  validation loss {loss:.4f}  accuracy {right:.1%}"
                     say(line.ljust(terminal))
                 dist.all_reduce(total)
-                total *= rank == 0  # which keeps the sum of all ranks, here and in the file
+                total *= rank == 0  # rank 0 keeps the sum of all ranks, here and in the file
                 with checkpointing():
                     manager.save({**state, "total": total.item(), "count": count}, step)
                 if stop and not done:
-                    say(f"stopped by a signal and saved after step {step}: start me again")
+                    say(f"stopped by a signal and saved after step {step}: run this again")
                     leave(SAVED)
                 began += time.perf_counter() - paused
     say(f"complete after step {step}: {args.out}")

@@ -4,7 +4,7 @@ Who sets which variable
 
 ``init_process_group`` reads four variables, and your program reads a fifth to choose its device.
 Which launcher sets them, and what do you have to set yourself?
-This lab starts one program in four ways and prints what it was told.
+This lab starts one program in four ways and prints the variables that it gets.
 It serves :ref:`setup-variables`.
 """
 
@@ -17,60 +17,52 @@ from ddplab import launch
 from ddplab.labs.recipes import FOLDER, torchrun
 
 # %%
-# The program prints the variables that say something about its place.
+# The program prints the variables that describe its place in the job.
 #
 # .. literalinclude:: /../gallery/recipes/variables.py
 #    :language: python
 #
 # Without a launcher
 # ------------------
-# Whatever this script itself was started with is taken out of the environment first.
+# The variables that this script itself was started with are removed first.
 
-clean = {
-    name: text
-    for name, text in os.environ.items()
-    if not name.startswith(("SLURM_", "OMP_", "TORCHELASTIC_"))
-}
+OWN = "SLURM_", "OMP_", "TORCHELASTIC_"
+clean = {name: text for name, text in os.environ.items() if not name.startswith(OWN)}
 
 
-def told(*command):
-    """Run a program of gallery/recipes; return what each of its processes was told, in rank order."""
-    ran = subprocess.run(
-        [sys.executable, *command],
-        cwd=FOLDER,
-        env=clean,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    ranks = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+def python(*command):
+    """Run a program of gallery/recipes without torchrun; return what it printed."""
+    options = {"cwd": FOLDER, "env": clean, "capture_output": True, "text": True}
+    return subprocess.run([sys.executable, *command], check=True, **options).stdout
+
+
+def variables(printed):
+    """The variables that each process printed, in rank order."""
+    ranks = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     return sorted(ranks, key=lambda rank: rank.get("RANK", ""))
 
 
-alone = told("variables.py")
+alone = variables(python("variables.py"))
 print(f"python variables.py: {len(alone)} process, {len(alone[0])} variables")
 
 # %%
 # torch.multiprocessing.spawn
 # ---------------------------
 # ``mp.spawn`` starts processes and passes each its number as an argument; it sets no variable.
-# What ``spawn.py`` shows is therefore what ``spawn.py`` sets by hand, and the shortest list that works.
+# So the program sees what ``spawn.py`` sets by hand, which is the shortest list that works.
 #
 # .. literalinclude:: /../gallery/recipes/spawn.py
 #    :language: python
 #    :pyobject: run
 
-spawned = told("spawn.py", "2", "variables.py")
+spawned = variables(python("spawn.py", "2", "variables.py"))
 
 # %%
 # torchrun
 # --------
 # The same program, unchanged.
 
-lines = torchrun("variables.py", 2).splitlines()
-agent = sorted(
-    (json.loads(line) for line in lines if line.startswith("{")), key=lambda rank: rank["RANK"]
-)
+agent = variables(torchrun("variables.py", 2))
 
 # %%
 # The labs of this book
@@ -78,64 +70,37 @@ agent = sorted(
 # ``launch`` sets what the ranks of a lab need.
 
 
-def worker():
-    import os
-
-    return dict(os.environ)
-
-
-labs = launch(worker, 2, init=False)
+labs = launch(lambda: dict(os.environ), 2, init=False)
 
 # %%
 # Side by side
 # ------------
 # Values of rank 1; a dot stands for a variable that is not set.
 
-names = [
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-]
-names += [
-    "OMP_NUM_THREADS",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_USE_AGENT_STORE",
-]
+SHARED = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
+names = [*SHARED, "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"]
+names += [f"TORCHELASTIC_{name}" for name in ("RUN_ID", "RESTART_COUNT", "USE_AGENT_STORE")]
 columns = {"python": alone[0], "spawn.py": spawned[1], "torchrun": agent[1], "launch": labs[1]}
 
 
 def shown(name, rank):
-    text = rank.get(name, "·")
-    return (
-        "set" if text != "·" and name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID") else text
-    )  # other at each start
+    varies = name in rank and name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    return "set" if varies else rank.get(name, "·")
 
 
 print(f"{'variable':29}" + "".join(f"{column:>12}" for column in columns))
 for name in names:
     print(f"{name:29}" + "".join(f"{shown(name, rank):>12}" for rank in columns.values()))
 assert not alone[0]
-assert all(spawned[1][name] == agent[1][name] for name in names[:4])
+assert all(spawned[1][name] == agent[1][name] for name in SHARED)
 
 # %%
 # Same program, same result
 # -------------------------
 # A training program cannot tell the launchers apart, and ends with the same weights.
 
-ran = subprocess.run(
-    [sys.executable, "spawn.py", "2", "hello_ddp.py"],
-    cwd=FOLDER,
-    env=clean,
-    capture_output=True,
-    text=True,
-    check=True,
-)
-for name, printed in ("torchrun", torchrun("hello_ddp.py", 2)), ("spawn.py", ran.stdout):
+spawned = python("spawn.py", "2", "hello_ddp.py")
+for name, printed in ("torchrun", torchrun("hello_ddp.py", 2)), ("spawn.py", spawned):
     weights = {line.split()[-1] for line in printed.splitlines() if line.startswith("rank")}
     print(f"{name:8} sum of weights on both ranks {', '.join(weights)}")
 
@@ -145,7 +110,7 @@ for name, printed in ("torchrun", torchrun("hello_ddp.py", 2)), ("spawn.py", ran
 # * Four variables are the contract: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``.
 #   ``LOCAL_RANK`` is for your program: torch does not read it to form the group.
 # * Plain ``python`` sets none, so ``init_process_group`` fails there; it does not fall back to one process.
-# * torchrun also sets ``OMP_NUM_THREADS=1`` unless you have set it. That is a floor, not a good value:
+# * torchrun also sets ``OMP_NUM_THREADS=1`` unless you have set it. That is the minimum, not a good value:
 #   give each rank the cores of the machine divided by its ranks.
 #
 # What this does not mean

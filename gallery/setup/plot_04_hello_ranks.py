@@ -2,8 +2,8 @@
 The first program on a new cluster
 ==================================
 
-Are all ranks there, can they reach each other, and is each what the others take it for?
-``hello_ranks.py`` asks these questions in the order in which an answer can be had, each with a time bound, and prints one table.
+Are all ranks there, can they reach each other, and is each one what the others expect?
+``hello_ranks.py`` asks these questions in the order in which they can be answered, each with a time limit, and prints one table.
 This lab runs it three times: where all is well, with a wrong network interface, and with a rank that never comes.
 It serves :ref:`setup-hello-ranks`.
 """
@@ -34,55 +34,45 @@ record(unit="Gbit/s", rate=float(re.search(r"([\d.]+) Gbit/s", table)[1]))
 # An interface that does not exist
 # --------------------------------
 # A job script from another cluster names an interface that this machine does not have.
-# The run ends before any library has tried to use it.
+# The run ends before any library tries to use it.
 
 try:
     torchrun("hello_ranks.py", 2, "--patience", "3", env={**GPUS, "GLOO_SOCKET_IFNAME": "ib7"})
 except RuntimeError as error:
-    said = str(error)
-print(said[said.index("hello_ranks: ") : said.index("1 wrong")] + "1 wrong")
-assert "GLOO_SOCKET_IFNAME=ib7, but" in said
+    output = str(error)
+print(output[output.index("hello_ranks: ") : output.index("1 wrong")] + "1 wrong")
+assert "GLOO_SOCKET_IFNAME=ib7, but" in output
 
 # %%
 # A rank that never comes
 # -----------------------
 # torchrun would wait for a missing machine and start nothing, so nobody could tell you which one it is.
-# Started by hand, with the four variables that torchrun would set, those who are there say who is not.
-# Here three ranks are announced and two are started.
+# Started by hand, with the four variables that torchrun would set, the ranks that are there report which one is missing.
+# Here the world size is three, and two ranks are started.
 
 with socket.create_server(("127.0.0.1", 0)) as probe:
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
 
 began = time.monotonic()
+command = [sys.executable, FOLDER / "hello_ranks.py", "--patience", "3"]
+env = {**os.environ, **GPUS, **meet, "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"}
 ranks = [
-    subprocess.Popen(
-        [sys.executable, FOLDER / "hello_ranks.py", "--patience", "3"],
-        env={
-            **os.environ,
-            **GPUS,
-            **meet,
-            "WORLD_SIZE": "3",
-            "RANK": rank,
-            "OMP_NUM_THREADS": "1",
-        },
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    subprocess.Popen(command, env={**env, "RANK": rank}, stdout=subprocess.PIPE, text=True)
     for rank in ("0", "1")
 ]
 tables = [rank.communicate(timeout=60)[0] for rank in ranks]
 record(unit="s", missing=time.monotonic() - began)
 print(tables[0], end="")
 assert [rank.returncode for rank in ranks] == [1, 1]
-assert "rank 2: not heard of" in tables[0]
+assert "rank 2: no message" in tables[0]
 assert tables[1] == ""
 
 # %%
 # What to notice
 # --------------
 # * Only rank 0 prints, and all ranks end with exit code 1: a job script that goes on after ``hello_ranks.py`` can rely on that.
-# * Each wrong row is followed by what to do, and the checks that were not made are named.
-# * With ``--patience 3`` all was over :measured:`hello-ranks.missing:.1f` after the start; the default of 60 gives slow file systems time to load torch.
+# * Each wrong row is followed by what to do, and the checks that were skipped are named.
+# * With ``--patience 3`` everything was over :measured:`hello-ranks.missing:.1f` after the start; the default of 60 gives slow file systems time to load torch.
 #
 # What this does not mean
 # -----------------------

@@ -2,12 +2,12 @@
 Who reads which sample
 ======================
 
-Four ranks share ten samples, so ``DistributedSampler`` has to deal two of them twice or leave two out.
-You see which, and what shuffling, epochs and seeds change; it serves :ref:`setup-samplers`.
+Four ranks share ten samples, so ``DistributedSampler`` has to deal two of them twice or leave two out: which ones?
+This lab also shows what shuffling, epochs and seeds change; it serves :ref:`setup-samplers`.
 """
 
 # %%
-# Every rank makes a sampler of its own; the global generator, here with another seed on each rank, plays no part in it.
+# Every rank makes its own sampler; the global generator, here with another seed on each rank, does not affect it.
 
 import torch
 import torch.distributed as dist
@@ -39,9 +39,8 @@ orders = {
     "seed=rank": deal(seed_per_rank=True),
 }
 for name, ranks in orders.items():
-    print(
-        f"{name:18}  " + "  ".join(f"rank {rank}: {order}" for rank, order in enumerate(ranks))
-    )
+    lanes = (f"rank {rank}: {order}" for rank, order in enumerate(ranks))
+    print(f"{name:18}  " + "  ".join(lanes))
 
 # %%
 # Each square is one reading of a sample, with the number of the rank in it; a repetition is hatched.
@@ -73,7 +72,7 @@ assert sorted(counts["drop_last, epoch 1"]) == [0] * 2 + [1] * 8
 assert 0 in counts["seed=rank"]
 
 # %%
-# How much is never read with a seed per rank, on a larger data set; and a data set with fewer samples than ranks.
+# How much of a larger data set is never read with a seed per rank; and a data set with fewer samples than ranks.
 
 read = {i for order in deal(samples=10_000, seed_per_rank=True) for i in order}
 never = 1 - len(read) / 10_000
@@ -81,10 +80,8 @@ print(f"10000 samples, seed=rank: {never:.1%} are never read in this epoch")
 record("%", never=100 * never)
 for drop_last in (False, True):
     tiny = deal(samples=2, drop_last=drop_last)
-    print(
-        f"2 samples, {drop_last=!s:5}  ",
-        "  ".join(f"rank {r}: {tiny[r]}" for r in range(RANKS)),
-    )
+    lanes = (f"rank {rank}: {order}" for rank, order in enumerate(tiny))
+    print(f"2 samples, {drop_last=!s:5}  ", "  ".join(lanes))
 assert tiny == [[]] * RANKS
 
 # %%
@@ -92,11 +89,11 @@ assert tiny == [[]] * RANKS
 # --------------
 #
 # - Unshuffled, rank :math:`r` reads samples :math:`r`, :math:`r+p`, :math:`r+2p` and so on; shuffled, the same positions of one order that all ranks draw alike.
-# - Padding takes the first samples of the order, so with shuffling it hits others in each epoch.
-# - With ``drop_last=True`` and two samples, each rank has an empty epoch: the loop ends at once, and nothing was trained.
-# - A seed of its own on each rank makes four orders out of one, and :measured:`samplers.never:.1f` of a large data set are not read in this epoch.
+# - Padding takes the first samples of the order, so with shuffling it repeats other samples in each epoch.
+# - With ``drop_last=True`` and two samples, each rank has an empty epoch: the loop ends at once, and nothing is trained.
+# - A different seed on each rank makes four orders out of one, and :measured:`samplers.never:.1f` of a large data set are not read in this epoch.
 #   A rank skips a sample with probability :math:`1-1/p`, so all of them do with :math:`(1-1/p)^p`, which tends to :math:`1/e`.
 #
 # What this does not mean
 # -----------------------
-# That ranks must be seeded alike: dropout and augmentation want a seed per rank, and only the sampler's ``seed`` must be common.
+# That all ranks need the same seed: dropout and augmentation want a seed per rank, and only the sampler's ``seed`` must be the same.

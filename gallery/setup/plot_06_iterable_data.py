@@ -9,7 +9,7 @@ It serves :ref:`setup-iterable-data`.
 
 # %%
 # A shard stands for a file with two samples.
-# All ranks shuffle the list of shards alike, by the epoch; ``split`` says which part of it a copy takes.
+# All ranks shuffle the list of shards in the same way, by the epoch; ``split`` determines which share of it a copy takes.
 
 import multiprocessing
 
@@ -34,13 +34,13 @@ class Shards(IterableDataset):
     def __iter__(self):
         info = get_worker_info()  # None in the main process
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        part, parts = 0, 1
+        first, every = 0, 1
         if self.split == "by rank":
-            part, parts = self.rank, self.ranks
+            first, every = self.rank, self.ranks
         if self.split == "by rank and worker":
-            part, parts = worker * self.ranks + self.rank, workers * self.ranks
+            first, every = worker * self.ranks + self.rank, workers * self.ranks
         generator = torch.Generator().manual_seed(self.epoch)
-        for shard in torch.randperm(self.shards, generator=generator).tolist()[part::parts]:
+        for shard in torch.randperm(self.shards, generator=generator).tolist()[first::every]:
             yield from ((shard * SIZE + i, worker) for i in range(SIZE))
 
 
@@ -75,7 +75,7 @@ for ax, split in zip(axes, ("no split", "by rank", "by rank and worker"), strict
 axes[-1].set(xlabel="sample", xticks=range(6 * SIZE))
 
 # %%
-# Seven shards do not divide by two ranks: one has a batch more, and waits in its backward for a rank that is done.
+# Seven shards do not divide by two ranks: one rank has one more batch, and waits in its backward for a rank that is done.
 # ``together`` asks before each step whether every rank has a batch.
 
 
@@ -112,5 +112,5 @@ assert steps == [3, 3]
 # What to notice
 # --------------
 #
-# - The parts are numbered ``worker * ranks + rank``, so that ranks differ by at most one shard; ``rank * workers + worker`` gives all spare shards to the low ranks.
-# - The vote costs one small all-reduce per step, and at the end batches that some ranks have and do not use.
+# - The shares are numbered ``worker * ranks + rank``, so that ranks differ by at most one shard; ``rank * workers + worker`` gives all extra shards to the low ranks.
+# - The vote costs one small all-reduce per step and, at the end, the batches that some ranks have but do not use.

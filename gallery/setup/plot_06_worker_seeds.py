@@ -2,7 +2,7 @@
 What a worker draws
 ===================
 
-Random augmentation runs in the loader's worker processes, each with generators of its own.
+Random augmentation runs in the loader's worker processes, each with its own generators.
 Do two ranks, two workers and two epochs draw different numbers?
 It serves :ref:`setup-worker-seeds`.
 """
@@ -12,6 +12,7 @@ It serves :ref:`setup-worker-seeds`.
 
 import multiprocessing
 import random
+from collections import ChainMap
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ def worker(seed_per_rank):
 
 
 # %%
-# A rank has two samples in an epoch, one from each worker, and ``|`` stands between its two epochs: eight samples in all.
+# A rank has two samples in an epoch, one from each worker, and ``|`` separates its two epochs: eight samples in all.
 
 for name, seed_per_rank in (("same seed on both ranks", False), ("seed + rank", True)):
     drawn = launch(worker, 2, seed_per_rank)
@@ -58,14 +59,13 @@ for name, seed_per_rank in (("same seed on both ranks", False), ("seed + rank", 
     for source in SOURCES[:3]:
         assert different[source] == (8 if seed_per_rank else 4)
     assert different["kept"] == 1
-    record(
-        "of 8", **{("own_" if seed_per_rank else "same_") + s: different[s] for s in SOURCES}
-    )
+    kind = "own" if seed_per_rank else "same"
+    record("of 8", **{f"{kind}_{source}": different[source] for source in SOURCES})
 
 # %%
-# A remedy for all of it
-# ----------------------
-# A generator that is made for the sample, from seed, epoch and sample number, draws the same for it on any rank, in any worker, and after a resume.
+# A fix for all of it
+# -------------------
+# A generator that is made for each sample, from seed, epoch and sample number, draws the same numbers for it on any rank, in any worker, and after a resume.
 
 
 def augment(seed, epoch, i):
@@ -77,10 +77,7 @@ def by_sample():
     return {(epoch, i): augment(0, epoch, i) for epoch in range(2) for i in data}
 
 
-results = [
-    {k: v for share in launch(by_sample, ranks) for k, v in share.items()}
-    for ranks in (1, 2, 4)
-]
+results = [dict(ChainMap(*launch(by_sample, ranks))) for ranks in (1, 2, 4)]
 assert results[0] == results[1] == results[2]
 print(f"{len(set(results[0].values()))} of 8 differ, and are the same on 1, 2 and 4 ranks")
 
@@ -88,6 +85,6 @@ print(f"{len(set(results[0].values()))} of 8 differ, and are the same on 1, 2 an
 # What to notice
 # --------------
 #
-# - Each rank draws a base seed from its own torch generator at the start of an epoch, and a worker seeds torch, numpy and Python with base seed and worker number.
+# - Each rank draws a base seed from its own torch generator at the start of an epoch, and a worker seeds torch, numpy and Python with the base seed and its number.
 #   So workers differ and epochs differ; ranks differ only if their generators do.
-# - The generator that the data set keeps is copied to each worker as it stands: :measured:`worker-seeds.own_kept` are different, however you seed.
+# - The generator that the data set keeps is copied to each worker unchanged: :measured:`worker-seeds.own_kept` are different, however you seed.

@@ -3,7 +3,7 @@ Evaluation without double counting
 ==================================
 
 Three ways to get a wrong validation loss from ranks that do nothing wrong: padding, a mean of means, and running statistics that differ.
-Four ranks evaluate 21 samples, and one process says what is right.
+Four ranks evaluate 21 samples, and one process computes the right loss.
 It serves :ref:`setup-evaluation`.
 """
 
@@ -40,9 +40,8 @@ def trained():
 def losses(model, x, mine):
     """The loss of each of the samples with these numbers."""
     mine = torch.tensor(mine, device=device())
-    return torch.cat(
-        [model(x[i]) - x[i].sum(1, True).sin() for i in mine.split(BATCH)]
-    ).square()
+    errors = [model(x[i]) - x[i].sum(1, True).sin() for i in mine.split(BATCH)]
+    return torch.cat(errors).square()
 
 
 def shares():
@@ -92,9 +91,8 @@ def statistics(way):
     (model, x), before = trained(), len(flight_records())
     for buffer in model.module.buffers() if "broadcast" in way else ():
         dist.broadcast(buffer, src=0)
-    loss = losses(
-        model if way == "ddp(x)" else model.module, x, shares()["every p-th sample"]
-    ).sum()
+    evaluated = model if way == "ddp(x)" else model.module
+    loss = losses(evaluated, x, shares()["every p-th sample"]).sum()
     issued = len(flight_records()) - before
     dist.all_reduce(loss)
     return loss.item() / SAMPLES, model.module[1].running_mean[0].item(), issued
@@ -102,9 +100,8 @@ def statistics(way):
 
 for way in ("module(x)", "broadcast, module(x)", "ddp(x)"):
     (loss, *_), means, issued = zip(*launch(statistics, RANKS, way), strict=True)
-    print(
-        f"{way:20}  {loss:.4f}  {issued[0]} collectives ", *(f"{mean:+.3f}" for mean in means)
-    )
+    row = " ".join(f"{mean:+.3f}" for mean in means)
+    print(f"{way:20}  {loss:.4f}  {issued[0]} collectives  {row}")
     assert (len(set(means)) == 1) == (abs(loss / right - 1) < 1e-12) == (way != "module(x)")
     if way == "module(x)":
         record("%", own=100 * abs(loss / right - 1))
@@ -114,5 +111,5 @@ for way in ("module(x)", "broadcast, module(x)", "ddp(x)"):
 # --------------
 #
 # - One rank has six samples and three have five, so a mean of means is off by :measured:`evaluation.means:.2f` with nothing counted twice; padding alone is off by :measured:`evaluation.padded:.2f`.
-# - ``module(x)`` is none of DDP's: each rank evaluates with the running statistics that its own last batch left, and the loss is off by :measured:`evaluation.own:.2f`.
+# - ``module(x)`` bypasses DDP: each rank evaluates with the running statistics that its own last batch left, and the loss is off by :measured:`evaluation.own:.2f`.
 # - Under ``no_grad`` the wrapper's first forward broadcasts the buffers, and later ones send nothing.

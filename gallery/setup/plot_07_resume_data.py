@@ -1,14 +1,14 @@
 """
-Taking up an epoch
-==================
+Resuming an epoch
+=================
 
 A run is stopped after five of an epoch's batches; the next has to begin with the sixth.
-What does it cost to get there, who knows the position, and does it survive another number of ranks?
+What does it cost to get there, who knows the position, and is it still right with another number of ranks?
 It serves :ref:`setup-resume-data`.
 """
 
 # %%
-# ``Noted`` counts the samples that are read, and ``Counting`` the numbers that the loader has drawn.
+# ``Noted`` counts the samples that are read, and ``Counting`` the sample numbers that the loader has drawn.
 
 import multiprocessing
 
@@ -58,12 +58,12 @@ for how in ("skip batches", "skip numbers"):
     found = launch(resume, 2, how)
     assert [batch for batch, _ in found] == sixth
     reads = found[0][1]
-    print(f"{how}: rank 0 goes on with {found[0][0]}, after {reads} reads for nothing")
+    print(f"{how}: rank 0 goes on with {found[0][0]}, after {reads} wasted reads")
 
 # %%
 # What the sampler counts
 # -----------------------
-# With workers, the loader asks for batches ahead of time, so a counter in the sampler tells what was asked for.
+# With workers, the loader asks for batches ahead of time, so a counter in the sampler counts what was requested.
 
 
 def ahead(workers, prefetch):
@@ -71,9 +71,8 @@ def ahead(workers, prefetch):
     multiprocessing.current_process().daemon = False
     sampler, options = Counting(range(SAMPLES)), {"multiprocessing_context": "fork"}
     options |= {"num_workers": workers, "prefetch_factor": prefetch}
-    batches = iter(
-        DataLoader(range(SAMPLES), BATCH, sampler=sampler, **options if workers else {})
-    )
+    options = options if workers else {}
+    batches = iter(DataLoader(range(SAMPLES), BATCH, sampler=sampler, **options))
     for _ in range(2):
         next(batches)
     return sampler.drawn // BATCH - 2
@@ -107,4 +106,4 @@ assert used[0] == used[1] == used[2]
 # --------------
 #
 # - Keep the number of steps, and compute the position from it: what was *trained* is what counts.
-# - Ranks take turns at one order, so after :math:`k` steps with global batch :math:`M` its first :math:`k\\,M` samples are used up, whatever the number of ranks.
+# - Ranks take turns at one order, so after :math:`k` steps with global batch :math:`M` its first :math:`k\\,M` samples are used up, for any number of ranks.

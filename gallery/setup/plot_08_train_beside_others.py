@@ -3,7 +3,7 @@ train.py beside the plain loop and Accelerate
 =============================================
 
 What do the votes, the clipping and the logging of ``train.py`` cost?
-Its step is timed beside the bare DDP loop that tutorials show, and beside Accelerate where that is installed.
+Its step is timed beside the bare DDP loop of tutorials, and beside Accelerate where that is installed.
 It serves :ref:`setup-recipe`.
 """
 
@@ -61,9 +61,8 @@ def accelerate(data, model, args):
     while True:
         for batch in loader:
             optimizer.zero_grad()
-            loss = cross_entropy(
-                model(batch["codes"]).flatten(0, 1), batch["labels"].flatten()
-            )
+            logits = model(batch["codes"]).flatten(0, 1)
+            loss = cross_entropy(logits, batch["labels"].flatten())
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(model.parameters(), args.clip)
             optimizer.step()
@@ -72,7 +71,7 @@ def accelerate(data, model, args):
 
 # %%
 # ``train.py`` runs as it is, all of its ``main()``.
-# At the end of each step it asks all ranks whether to stop; here that question, once answered, also lets each of the others make a step.
+# At the end of each step it asks all ranks whether to stop; here, once that question is answered, each of the others takes a step.
 # So the three take turns, and whatever slows the machine slows all of them.
 
 
@@ -113,7 +112,7 @@ with tempfile.TemporaryDirectory() as out:
     ranks = launch(worker, RANKS, *job, init=False, quiet=True, env=a_gpu_each(RANKS))
 
 # %%
-# A ratio is taken turn by turn, between two steps that ran one after the other, and the middle one of all turns is shown.
+# The ratio is computed for each turn, between two steps that ran one after the other, and the median over all turns is shown.
 
 times = ranks[0]
 print(f"{RANKS} ranks         ms per step   ratio to the tutorial's (middle half)")
@@ -132,11 +131,11 @@ if not found:
 # --------------
 #
 # - One step of ``train.py`` takes :measured:`train-beside-others.ratio:.2f` times one of the tutorial's.
-#   For that it clips, schedules, adds up the loss and asks every rank whether to stop.
+#   In return it clips, schedules, adds up the loss and asks every rank whether to stop.
 #   The middle half of the turns shows how much of the difference is noise.
 # - All three call the same ``DistributedDataParallel``: what a library adds is around it.
 #
 # What this does not mean
 # -----------------------
 #
-# That one of them is faster for your model: on a larger one the step grows and what is around it does not.
+# That one of them is faster for your model: with a larger one the step grows and what is around it does not.

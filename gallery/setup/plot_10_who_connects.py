@@ -3,7 +3,7 @@ Who connects to whom
 ====================
 
 Which connections does a training on two machines need, and which ports do they use?
-Two agents with two ranks each meet and wait; the kernel's own table then says who is connected to whom.
+Two agents with two ranks each meet and wait; the kernel's own table then shows who is connected to whom.
 It serves :ref:`setup-rendezvous`.
 """
 
@@ -33,9 +33,9 @@ with machines(2) as (hosts, why_not):
 print(f"two machines: {kind}\n{len(seen)} connections")
 
 # %%
-# Who listens, and who came
-# -------------------------
-# An agent that only one kind of client visits has one store; agent 0 has two.
+# Who listens, and who connected
+# ------------------------------
+# Each store listens on its own port, and agent 0 has two: agent 1 connects only to that of the rendezvous.
 
 meeting = next(c.port for c in seen if c.client == "agent 1")
 stores = {"rendezvous store": [], "group's store": []}
@@ -58,21 +58,16 @@ assert len(seen) == 2 + 5 + 6
 
 # %%
 # The same connections as a drawing.
-# Thick lines lead to the rendezvous store, dashed ones to the store of the process group, grey ones join ranks.
+# Thick lines lead to the rendezvous store, dashed ones to the store of the process group, gray ones join ranks.
 
+# drawing
 fig, ax = subplots(height_in=4.1)
 describe(fig, "Two machines with an agent and two ranks each. Both stores are in agent 0.")
 place = {"agent 0": (2.3, 5.6), "agent 1": (7.7, 5.6)}
-place |= {
-    "rank 0": (0.9, 2.2),
-    "rank 1": (3.2, 0.7),
-    "rank 2": (6.8, 0.7),
-    "rank 3": (9.1, 2.2),
-}
+place |= {"rank 0": (0.9, 2.2), "rank 1": (3.2, 0.7)}
+place |= {"rank 2": (6.8, 0.7), "rank 3": (9.1, 2.2)}
 store_at = {"group's store": (1.2, 4.5), "rendezvous store": (3.4, 4.5)}
-color = {
-    name: ACCENT if name.startswith("agent") else RANK_COLORS[int(name[-1])] for name in place
-}
+color = {name: ACCENT if "agent" in name else RANK_COLORS[int(name[-1])] for name in place}
 
 
 def line(a, b, **style):
@@ -110,7 +105,7 @@ ax.set_title(f"{len(seen)} connections of four ranks on two machines")
 # - Rank 0 hosts nothing.
 #   ``MASTER_ADDR`` and ``MASTER_PORT`` lead to agent 0.
 # - gloo joins every pair of ranks, p(p−1)/2 connections; each rank listens on a port that the system chose.
-#   Who of a pair opens the connection differs from run to run, so the lines have no arrow heads.
+#   Which of a pair opens the connection differs from run to run, so the lines have no arrow heads.
 #
 # What this does not mean
 # -----------------------

@@ -3,7 +3,7 @@ When the network fails
 ======================
 
 A worker is killed, a cable comes out, a port is blocked, the interface has another name.
-What does each rank and each agent say, and after how long?
+What does each rank and each agent report, and after how long?
 It serves :ref:`setup-network-faults`.
 """
 
@@ -14,7 +14,7 @@ from ddplab.labs.machines import machines, torchrun
 
 # %%
 # Each rank all-reduces without end, in a group with a timeout of 4 s instead of 30 minutes.
-# What ends it is said in one line, without the place in gloo's source.
+# It prints what ended it in one line, without the place in gloo's source.
 
 PROGRAM = """
 import datetime, os, torch, torch.distributed as dist
@@ -26,21 +26,21 @@ try:
         if step == 3:
             print(f"pid {os.getpid()} trains\\n", end="", flush=True)
 except RuntimeError as error:
-    said = str(error).splitlines()[0].rpartition(".cc:")[2].partition("] ")[2] or error
-    print(f"rank {os.environ['RANK']}: {said}\\n", end="", flush=True)
+    message = str(error).splitlines()[0].rpartition(".cc:")[2].partition("] ")[2] or error
+    print(f"rank {os.environ['RANK']}: {message}\\n", end="", flush=True)
     os._exit(1)
 """
 PYTHON = ("--no-python", "python", "-c", PROGRAM)
 
 # %%
 # Each fault gets two fresh machines with one rank each.
-# ``watch`` below then collects what is said, with the seconds since the fault.
+# ``watch`` below then collects the messages, with the seconds since the fault.
 
 
 def training(hosts):
     agents = torchrun(hosts, *PYTHON)
-    said = [agent.wait_for("trains", timeout_s=60) for agent in agents]
-    return agents, [agent.seconds for agent in agents], said[1].split()[1]
+    lines = [agent.wait_for("trains", timeout_s=60) for agent in agents]
+    return agents, [agent.seconds for agent in agents], lines[1].split()[1]
 
 
 def worker_killed(hosts):
@@ -66,28 +66,24 @@ def wrong_interface(hosts):
 
 
 # %%
-# Of an agent's long report this keeps its workers' exit codes, and why it could not meet the others.
+# Of an agent's long report this keeps its workers' exit codes, and why it could not reach the others.
 
 TELLING = r"rank \d: .*|exitcode +: -?\d+|Rendezvous\w+Error|timed out after .*?\)"
 
 
 def watch(agents, since, limit_s=12):
-    heard = {}
+    seen = {}  # message: when it came first
     for node, (agent, began) in enumerate(zip(agents, since, strict=True)):
         try:
-            end = f"leaves with code {agent.wait(limit_s + began - agent.seconds)}"
+            end = f"exits with code {agent.wait(limit_s + began - agent.seconds)}"
         except TimeoutError:
-            end = "has not left; the lab stops looking"
-        lines = [
-            (at, found[0]) for at, text in agent.lines if (found := re.search(TELLING, text))
-        ]
-        for at, said in [*lines, (agent.seconds, end)]:
-            said = said if said[:4] == "rank" else f"agent {node}: {said}"
-            heard.setdefault(said.partition(". This")[0], at - began)
-    return "\n".join(
-        f"{after:4.1f} s  {said[:85]}"
-        for said, after in sorted(heard.items(), key=lambda row: row[1])
-    )
+            end = "has not exited; the lab stops looking"
+        lines = [(at, m[0]) for at, text in agent.lines if (m := re.search(TELLING, text))]
+        for at, message in [*lines, (agent.seconds, end)]:
+            message = message if message.startswith("rank") else f"agent {node}: {message}"
+            seen.setdefault(message.partition(". This")[0], at - began)
+    in_order = sorted(seen.items(), key=lambda row: row[1])
+    return "\n".join(f"{after:4.1f} s  {message[:85]}" for message, after in in_order)
 
 
 def run(fault):
@@ -126,10 +122,10 @@ print(seen[wrong_interface])
 # --------------
 #
 # - A peer that dies is noticed at once, because its host closes the connections; one that falls silent only after a timeout.
-# - An agent that has lost the store leaves when TCP stops repeating itself, after many minutes by default.
+# - An agent that has lost the store exits when TCP stops resending, after many minutes by default.
 # - Each agent's cause is its own rank: one names a signal, the other a broken connection.
 #   Read the reports of all machines.
-# - The agent that hosts the rendezvous says only that time is up, not who is missing.
+# - The agent that hosts the rendezvous reports only that time is up, not who is missing.
 #
 # What this does not mean
 # -----------------------

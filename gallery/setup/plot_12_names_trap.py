@@ -3,7 +3,7 @@ Debian's 127.0.1.1
 ==================
 
 Debian's installer gives a machine's own name the address 127.0.1.1, and the other machines do not know that name.
-How does a training on two such machines fail, and what mends it?
+How does training on two such machines fail, and what fixes it?
 It serves :ref:`setup-names`.
 """
 
@@ -16,7 +16,7 @@ from ddplab.labs.machines import machines, torchrun
 # %%
 # A run on two machines whose endpoint is a good address.
 # Three options are added one by one; the last run has none of them, but a good hosts file.
-# What fails has 5 s to do so, instead of minutes.
+# A run that fails has 5 s to do so, instead of minutes.
 
 PROGRAM = """
 import datetime, os, sys, torch.distributed as dist
@@ -52,22 +52,18 @@ def run(text, is_host, local_addr, gloo, patience_s):
 
 
 # %%
-# Of the long message of the first that failed, this keeps the part that names an address.
+# Of the long message of the first run that failed, this keeps the words that name an address.
 
-TELLING = (
-    r"connectFullMesh failed",
-    r"addresses of \(node0, \d+\) cannot be retrieved",
-    r"trying to connect to \(.*?\)",
-    r"the ranks have met",
-)
+TELLING = r"connectFullMesh failed", r"addresses of \(node0, \d+\) cannot be retrieved"
+TELLING += r"trying to connect to \(.*?\)", r"the ranks have met"
 
 
-def cause(said):
+def cause(output):
     for pattern in TELLING:
-        if found := re.search(pattern, said):
-            remote = re.search(r"remote=\[(127\.0\.1\.1)\]", said)
+        if found := re.search(pattern, output):
+            remote = re.search(r"remote=\[(127\.0\.1\.1)\]", output)
             return found[0] + (f", remote {remote[1]}" if remote else "")
-    return said
+    return output
 
 
 tries = {
@@ -75,34 +71,33 @@ tries = {
     "+ is_host on node0": (DEBIAN, True, False, False, 5),
     "+ --local-addr": (DEBIAN, True, True, False, 5),
     "+ GLOO_SOCKET_IFNAME": (DEBIAN, True, True, True, 60),
-    "hosts file mended": (GOOD, False, False, False, 60),
+    "hosts file fixed": (GOOD, False, False, False, 60),
 }
 with ThreadPoolExecutor(3) as pool:
-    ended = dict(
-        zip(tries, pool.map(lambda options: run(*options), tries.values()), strict=True)
-    )
+    results = pool.map(lambda options: run(*options), tries.values())
+    ended = dict(zip(tries, results, strict=True))
 
 # %%
-# What was said
-# -------------
+# What was reported
+# -----------------
 
-for name, said in ended.items():
-    print(f"{name:21} {said}")
+for name, message in ended.items():
+    print(f"{name:21} {message}")
 
-for name in ("+ GLOO_SOCKET_IFNAME", "hosts file mended"):
+for name in ("+ GLOO_SOCKET_IFNAME", "hosts file fixed"):
     assert ended[name] == "the ranks have met" or ended[name].startswith("Not run here")
 
 # %%
 # What to notice
 # --------------
 #
-# - Three programs look up the same name, one after the other: each agent, to see whether the endpoint is its own; the ranks, to find the store at node0; gloo, to tell its peers where it listens.
-#   Each needs an option of its own, and each option only brings the next failure to light.
-# - One line in ``/etc/hosts`` cures all three: the machine's own name with its real address, and the others' names beside it.
+# - Three programs look up the same name, one after the other: each agent, to see whether the endpoint is its own; the ranks, to find the store at node0; gloo, to publish where it listens.
+#   Each needs its own option, and each option only reveals the next failure.
+# - One line in ``/etc/hosts`` fixes all three: the machine's own name with its real address, and the others' names beside it.
 # - No message names ``/etc/hosts``.
 #   Look for ``127.0.1.1``, and for a host name where you gave an address.
 #
 # What this does not mean
 # -----------------------
 #
-# That every Debian machine has the trap: where name service knows all machines, the second layer is not there.
+# That every Debian machine has the trap: where the name service knows all machines, the second failure does not occur.

@@ -4,18 +4,18 @@ A slower link
 
 How long does an all-reduce take when the network is the bottleneck?
 A ring sends 2(p−1)/p times the bytes of the tensor over the link of each rank, so the rate of the link gives the time.
-Here the kernel shapes what each machine sends, and the formula meets the clock.
+Here the kernel limits what each machine sends, and the formula is compared with the clock.
 It serves :ref:`setup-slow-link`.
 """
 
 from ddplab.labs.machines import machines, torchrun
-from ddplab.labs.plotting import ACCENT, INK, describe, subplots
+from ddplab.labs.plotting import ACCENT, INK, describe, log_axis, subplots
 
 NBYTES = 4_000_000  # of the tensor
 RATES = (100, 200, 400, 800)  # million bit per second
 
 # %%
-# Every rank all-reduces without end; rank 0 says how long each took.
+# Every rank all-reduces without end; rank 0 prints how long each took.
 
 PROGRAM = f"""
 import time, torch, torch.distributed as dist
@@ -31,8 +31,8 @@ for step in range(10**9):
 """
 
 # %%
-# While they run, the rate is changed by ``tc``, which asks for a token per byte before a machine may send it.
-# The shortest of five counts, because other programs on the machine can only add to it.
+# While they run, ``tc`` changes the rate: a machine needs a token for each byte before it may send it.
+# The shortest of five is used, because other programs on the machine can only add to it.
 
 
 def measure(ranks):
@@ -45,9 +45,8 @@ def measure(ranks):
         for rate in RATES:
             for host in hosts:
                 host.rate(rate)
-            first = (
-                int(agents[0].lines[-1][1].split()[1].strip(":")) + 2
-            )  # one may be on its way
+            last = int(agents[0].lines[-1][1].split()[1].strip(":"))
+            first = last + 2  # one may be on its way
             lines = [agents[0].wait_for(f"step {first + i}:", timeout_s=30) for i in range(5)]
             shortest[rate] = min(float(line.split()[2]) for line in lines)
         return shortest
@@ -69,14 +68,14 @@ for ranks, times in seen.items():
     for rate, took_ms in times.items():
         says = formula_ms(ranks, rate)
         over = 100 * (took_ms / says - 1)
-        print(
-            f"{ranks} ranks, {rate} Mbit/s: {took_ms:6.1f} ms, formula {says:5.1f} ms, {over:+3.0f} %"
-        )
+        row = f"{took_ms:6.1f} ms, formula {says:5.1f} ms, {over:+3.0f} %"
+        print(f"{ranks} ranks, {rate} Mbit/s: {row}")
         assert took_ms > 0.9 * says  # nothing passes a shaper early
 
 # %%
 # Lines are the formula, marks the measurement.
 
+# drawing
 fig, ax = subplots(height_in=3)
 describe(fig, "Time of an all-reduce over the rate of the link, for two and three ranks")
 for (ranks, times), color, mark in zip(seen.items(), (ACCENT, INK), "os", strict=True):
@@ -87,29 +86,22 @@ for (ranks, times), color, mark in zip(seen.items(), (ACCENT, INK), "os", strict
     ax.plot(RATES, line, color=color, lw=1.2)
     ax.plot(RATES, times.values(), mark, color=color, ms=6)
     ax.text(RATES[0] * 0.95, line[0], f"{ranks} ranks", color=color, ha="right", va="center")
-ax.set(
-    xscale="log",
-    yscale="log",
-    xlabel="rate of each link (Mbit/s)",
-    ylabel="all-reduce of 4 MB (ms)",
-)
-ax.set_xticks(RATES, RATES)
-ax.set_yticks((50, 100, 200, 400), (50, 100, 200, 400))
-ax.minorticks_off()
-ax.set_xlim(70, 900)
+log_axis(ax.xaxis, RATES)
+log_axis(ax.yaxis, (50, 100, 200, 400))
+ax.set(xlabel="rate of each link (Mbit/s)", ylabel="all-reduce of 4 MB (ms)", xlim=(70, 900))
 ax.set_title("The rate of the link gives the time")
 
 # %%
 # What to notice
 # --------------
 #
-# - Half the rate, twice the time: on such a link nothing else counts, neither the cores nor memory.
+# - Half the rate, twice the time: on such a link nothing else matters, neither cores nor memory.
 # - A third rank adds a third to the time, and more ranks add little: 2(p−1)/p grows from 1 to 2 at most.
-# - The measurement is a few percent above the formula, because packets have headers, and ranks do not start together.
+# - The measurement is a few percent above the formula, because packets have headers, and ranks do not start at the same moment.
 #
 # What this does not mean
 # -----------------------
 #
-# That a shaped link is a slow network: only its rate is bounded, and its latency stays that of one host, some hundredths of a millisecond.
+# That a shaped link behaves like a slow network: only its rate is limited, and its latency stays that of one host, some hundredths of a millisecond.
 # Small messages therefore look too good here.
 # A delay needs the kernel's netem, which is often absent; a link emulated in the program is in :ref:`from-scratch-training-run`.

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from ddplab.labs.machines import loopback, torchrun
 
 # %%
-# In its first life rank 1 kills itself; in its second, rank 0 is a second late, as a rank with a busy CPU may be.
-# Each says which store it was told, and how it ends.
+# In the first life rank 1 kills itself; in the second, rank 0 is a second late, as a rank with a busy CPU may be.
+# Each rank prints which store it got, and how it ends.
 
 PROGRAM = """
 import datetime, os, time, torch, torch.distributed as dist
@@ -38,17 +38,17 @@ os._exit(1)
 
 def restart(fresh_store):
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": str(int(fresh_store))}
-    options = (
+    program = [
         "--nproc-per-node=2",
         "--max-restarts=1",
         "--no-python",
         "python",
         "-c",
         PROGRAM,
-    )
+    ]
     with loopback(1) as hosts:
-        (agent,) = torchrun(hosts, *options, env=env)
-        with contextlib.suppress(TimeoutError):  # seen once: neither rank says a word
+        (agent,) = torchrun(hosts, *program, env=env)
+        with contextlib.suppress(TimeoutError):  # seen once: neither rank prints anything
             agent.wait(40)
     ports = {line.split()[-1] for line in agent.output.splitlines() if "store at port" in line}
     refused = "life 1: Gloo connectFullMesh failed" in agent.output
@@ -65,9 +65,8 @@ tries = {"shared": [False] * 4, "fresh": [True] * 2}
 with ThreadPoolExecutor(2) as pool:
     ended = {name: list(pool.map(restart, which)) for name, which in tries.items()}
 
-print(
-    "store    tries   kept over the restart   ranks met again   tried an old address   silent"
-)
+heads = "kept over the restart   ranks met again   tried an old address   silent"
+print(f"store    tries   {heads}")
 for name, results in ended.items():
     kept, met, refused, silent = map(sum, zip(*results, strict=True))
     print(f"{name:8} {len(results):5} {kept:23} {met:17} {refused:22} {silent:8}")
@@ -83,8 +82,8 @@ assert all(met and not kept for kept, met, *_ in ended["fresh"])
 #   A new rank that is faster than its peer reads where the peer listened before.
 # - It fails only if that rank is also the one of the pair to open the connection, so it fails sometimes.
 #   How often is a matter of luck and of delay: the numbers above are a count, not a rate.
-# - *Silent* means that neither rank had met the other or failed when the lab stopped looking; that was seen on a busy machine.
-# - With ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``, set for all agents, rank 0 hosts a store of its own in each life, and nothing old is in it.
+# - *Silent* means that the ranks had neither met nor failed when the lab stopped looking; that was seen on a busy machine.
+# - With ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``, set for all agents, rank 0 hosts a new store in each life, with nothing old in it.
 #
 # What this does not mean
 # -----------------------

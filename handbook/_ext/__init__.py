@@ -6,5 +6,5 @@
 ``explorers``   what moves or answers in a browser, and is a figure everywhere else;
 ``forms``       the same pages as web, PDF, EPUB, slides and flashcards.
 
-``problems`` says what is wrong, for all of them. None of them imports torch.
+``problems`` reports what is wrong and ``markup`` makes nodes, for all of them. None of them imports torch.
 """

@@ -23,15 +23,15 @@ def test_the_ranks_that_are_there_name_the_one_that_is_not():
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3"}
         meet |= a_gpu_each(3)  # or none: three ranks on one GPU would be wrong too
         command = ["python", str(FOLDER / "hello_ranks.py"), f"--patience={patience_s}", "--mib=1"]
-        return [host.fork(command, {**meet, "RANK": str(rank)}) for rank in ranks]
+        return [host.fork(command, {**meet, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in ranks]
 
     with loopback(1) as (host,):
         two, three = start(4, 0, 1), start(30, 0, 1, 2)
         assert [program.wait(LIMIT_S) for program in two] == [1, 1]
         assert [program.wait(LIMIT_S) for program in three] == [0, 0, 0]
     assert "2 of 3 are here" in two[0].output
-    assert "rank 2: not heard of" in two[0].output
-    assert "not heard of" not in three[0].output
+    assert "rank 2: no message" in two[0].output
+    assert "no message" not in three[0].output
 
 
 @proves("setup-store-client-unbounded")

@@ -244,7 +244,7 @@ WRONG = {
     ),
     (ACCUMULATE, "zero_grad before the step"): (
         [(STEP + ZERO, ZERO + STEP)],
-        "is gone when the step is made: `zero_grad` is called between",
+        "is gone at the step: `zero_grad` is called between",
     ),
     (ACCUMULATE, "no zero_grad"): ([(ZERO, "")], "still holds the gradient of the window before|This is step 2"),
     (ACCUMULATE, "counts from 0"): (

@@ -14,7 +14,7 @@ KIT, BOOK = "gallery/ddplab", "handbook/_ext"
 # From the ground up. A room imports from its own level and from those below it; rooms of one level form no circle.
 LEVELS = {
     KIT: [
-        {"errors", "files"},
+        {"errors", "files", "ranks"},
         {"runtime", ""},  # "": the package itself, which gives scripts `launch` and `record`
         {"model", "buckets", "costmodel", "checkpoint", "diagnose", "flight", "scratch"},
         {"labs", "grading", "recording", "cli", "__main__"},
@@ -26,10 +26,7 @@ TORCH_PRIVATE = {
     "gallery/ddplab/runtime/torch_private.py": "the one place for them",
     "gallery/ddplab/runtime/preload.py": "imports torch._dynamo early, which the first DDP would import",
     "gallery/ddplab/model/tuning": "imports it early, too, so that no measured step does",
-    "gallery/debugging/plot_44_compare_flight_records.py": "a lab about the dump that only this function writes",
-    "gallery/performance/plot_13_compile_overlap.py": "a lab about a backend of torch.compile without a public name",
     "tests/claims/test_debugging_tools.py": "a claim about that dump",
-    "tests/kit/test_launch.py": "reads the store that launch has made",
     "tests/simulated/sitecustomize.py": "a torch with GPUs that are not there",
 }
 # Where the kit and the extensions change a library, and how that is guarded.

@@ -81,14 +81,14 @@ CASES = {
         {"r2": {"GLOO_SOCKET_IFNAME": "lo", "gloo": "127.0.0.1"}},
         "interfaces",
         [2],
-        "find it at 127.0.0.1: GLOO_SOCKET_IFNAME=lo",
+        "announces the address 127.0.0.1: GLOO_SOCKET_IFNAME=lo",
         "WRONG",
     ),
     "127.0.1.1": (
         {"r2": {"gloo": "127.0.1.1"}},
         "interfaces",
         [2],
-        "127.0.1.1: its host name stands for that",
+        "127.0.1.1: its host name resolves to that",
         "WRONG",
     ),
     "NCCL: none left": ({"r0": {"NCCL_SOCKET_IFNAME": "ib"}}, "interfaces", [0], "NCCL_SOCKET_IFNAME=ib, but", "WRONG"),
@@ -104,12 +104,12 @@ def test_a_fact_that_is_wrong_is_found(case: str) -> None:
     (finding,) = found(**changes)
     assert (finding.check, sorted(finding.ranks), finding.level) == (check, ranks, level)
     assert text in finding.what
-    assert finding.mend
+    assert finding.fix
 
 
 def test_the_interface_to_take_is_named() -> None:
     (finding,) = found(r2={"gloo": "127.0.1.1"})
-    assert finding.mend.startswith("on node1: export GLOO_SOCKET_IFNAME=eth0")
+    assert finding.fix.startswith("on node1: export GLOO_SOCKET_IFNAME=eth0")
 
 
 @pytest.mark.parametrize("pattern", ["eth", "eth0", "=eth0", "^lo,docker", "^=lo", "lo,eth"])
@@ -233,7 +233,7 @@ def test_srun_python(slurm: Slurm, tmp_path: Path) -> None:
 def test_a_missing_rank_is_named(here: Sequence[Machine]) -> None:
     table, silence = ended(start(here, [0, 1], 4, free_port()))
     assert "2 of 4 are here: ranks 0-1 on" in table
-    assert "ranks 2-3: not heard of" in table
+    assert "ranks 2-3: no message" in table
     assert not silence
 
 
@@ -262,7 +262,7 @@ runpy.run_path({str(RECIPE)!r}, run_name="__main__")
     command = ["torchrun", "--standalone", "--nproc-per-node=3"]
     (said,) = ended([here[0].start([*command, str(dies), "--patience=20"], CPU)])
     assert "2 of 3 are here: ranks 0-1 on" in said
-    assert "rank 2: not heard of when the launcher stopped this run" in said
+    assert "rank 2: no message before the launcher stopped this run" in said
 
 
 @pytest.mark.full
@@ -287,7 +287,7 @@ def test_an_interface_that_does_not_exist(here: Sequence[Machine]) -> None:
 
 def test_an_interface_that_others_do_not_reach(nodes: Nodes) -> None:
     table, _ = ended(start(nodes, [0, 1], 2, GLOO_SOCKET_IFNAME="lo"))
-    assert "rank 1: node1 tells the others to find it at 127.0.0.1" in table
+    assert "rank 1: node1 announces the address 127.0.0.1" in table
     assert "on node1: export GLOO_SOCKET_IFNAME=eth0" in table
 
 
@@ -295,7 +295,7 @@ def test_debians_name_for_itself(nodes: Nodes) -> None:
     for node in nodes:
         node.hosts(f"127.0.0.1 localhost\n127.0.1.1 {node.name}\n")
     table, _ = ended(start(nodes, [0, 1], 2))
-    assert "find it at 127.0.1.1: its host name stands for" in " ".join(table.split())
+    assert "announces the address 127.0.1.1: its host name resolves to" in " ".join(table.split())
 
 
 @pytest.mark.full
@@ -303,7 +303,7 @@ def test_debians_name_for_itself(nodes: Nodes) -> None:
 def test_a_store_that_does_not_answer(nodes: Nodes, what: str) -> None:
     with nodes[0].blocked(29500) if what == "port" else nodes.unplugged(nodes[1]):
         table, said = ended(start(nodes, [0, 1], 2))
-    assert "rank 1: not heard of" in table
+    assert "rank 1: no message" in table
     assert "10.77.0.1 (10.77.0.1) port 29500" in said
     assert "no answer" in said or "No route" in said
 

@@ -24,9 +24,9 @@ def refusal(ranks: int, *args: object, how=call, **options) -> str:
         (["--batch", "many"], "argument --batch: invalid int value: 'many'"),
         (["--stepz", 3], "unrecognized arguments: --stepz 3"),
         (["--log-every", 0], "--log-every 0 is too small"),
-        (["--batch", 9], "--batch 9 is no multiple of 2"),
+        (["--batch", 9], "--batch 9 is not a multiple of 2"),
         (["--data", "nowhere.txt"], "No such file or directory: 'nowhere.txt'"),
-        (["--data", __file__, "--batch", 100_000], "less than --batch 100000"),
+        (["--data", __file__, "--batch", 100_000], "fewer than --batch 100000"),
         (["--data", "/dev/null"], "has 0 letters"),
         (["--dropout", 2], "dropout probability has to be between 0 and 1"),
         (["--out", "/dev/null/here"], "Not a directory"),
@@ -57,10 +57,10 @@ def test_checkpoints_that_do_not_fit(tmp_path):
     (path,) = files(tmp_path)
     whole = path.read_bytes()
 
-    assert "is of another run: width was 16 and is 32" in refusal(2, *same, "--width", 32)
+    assert "belongs to another run: width was 16 and is 32" in refusal(2, *same, "--width", 32)
     text = tmp_path / "other.txt"
     text.write_text("other text " * 300)
-    assert "is of another run: data was" in refusal(2, *same, "--data", text)
+    assert "belongs to another run: data was" in refusal(2, *same, "--data", text)
     assert path.read_bytes() == whole
 
     train(2, *TINY, "--steps", 2, "--width", 32, "--out", tmp_path / "wide")
@@ -79,7 +79,7 @@ def test_checkpoints_that_do_not_fit(tmp_path):
         assert (one.code, other.code, one.out, other.err) == (2, 2, "", "")
         warning, error = one.err.splitlines()
         assert warning.startswith(f"train.py: warning: skipped a checkpoint: {path}: torn")
-        assert error.endswith(f"--resume {resume}: there is no whole checkpoint in {tmp_path}")
+        assert error.endswith(f"--resume {resume}: there is no complete checkpoint in {tmp_path}")
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):

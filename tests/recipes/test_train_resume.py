@@ -71,7 +71,7 @@ def test_stopped_within_an_epoch_it_ends_bit_for_bit_as_if_it_never_had(same, si
 
     stopped = start(2, TRAIN, *same, "--out", tmp_path / "twice", program=signalled)
     assert [rank.code for rank in stopped] == [75, 75]
-    assert stopped[0].out.endswith("stopped by a signal and saved after step 13: start me again\n")
+    assert stopped[0].out.endswith("stopped by a signal and saved after step 13: run this again\n")
     assert stopped[1].out == stopped[1].err == ""
     assert checkpoint(tmp_path / "twice")["step"] == 13
     shutil.copytree(tmp_path / "twice", tmp_path / "alone")

@@ -16,7 +16,7 @@ class LaunchError(RuntimeError):
 
 
 class Link:
-    """A link.
+    """A link, see :func:`ddplab.launcher.launch`.
 
     Attributes:
         ranks: how many.

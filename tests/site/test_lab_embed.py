@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from bs4 import BeautifulSoup
 from tiny_book import LAUNCH, TinyBook, evidence
 
 from _ext.evidence.lab_pieces import stamp_text
@@ -199,33 +198,3 @@ def test_a_wrong_request_is_told_where_and_what_there_is(book: TinyBook, directi
 )
 def test_the_stamp_says_ranks_backend_hardware_versions_and_date(changes: dict, stamp: str) -> None:
     assert stamp_text(evidence(**changes)) == stamp
-
-
-@pytest.mark.parametrize("builder", ["html", "epub"])
-def test_drawing_code_is_folded_on_the_web_and_named_elsewhere_with_its_figure_below(
-    book: TinyBook, builder: str
-) -> None:
-    page = ":orphan:\n\nA bucket X-ray\n==============\n"
-    for code in ("print(1)", "# drawing\nfig, ax = subplots()\nax.plot([1, 2])"):
-        indented = "\n".join(f"    {line}" for line in code.splitlines())
-        page += f"\n.. GENERATED FROM PYTHON SOURCE LINES 1-2\n\n.. code-block:: Python\n\n{indented}\n"
-    book.write("handbook/labs/internals/plot_05_bucket_xray.rst", page)
-    figure = {"file": "bucket-xray-1.svg", "alt": "One"}
-    blocks = [{"code": "1", "printed": ["one"]}, {"code": "2", "figures": [figure]}]
-    book.write("handbook/labs/internals/plot_05_bucket_xray.base.json", json.dumps(evidence(blocks=blocks)))
-    book.write("conf.py", CONF.replace('"_ext.embed.lanes"', '"_ext.embed.lab_page"'))
-    book.chapters(first="Text.")
-    built = book.build(builder)
-    assert built.error == ""
-    suffix = "html" if builder == "html" else "xhtml"
-    lab = BeautifulSoup((built.folder / f"labs/internals/plot_05_bucket_xray.{suffix}").read_text(), "html.parser")
-    drawing = lab.select_one(".drawing-code")
-    assert "print(1)" in lab.get_text()
-    if builder == "html":
-        assert (drawing.name, drawing.get("open"), drawing.summary.get_text()) == ("details", None, "Drawing code")
-        assert drawing.pre.get_text() == "fig, ax = subplots()\nax.plot([1, 2])\n"
-    else:
-        assert drawing.get_text() == "Drawing code: gallery/internals/plot_05_bucket_xray.py"
-        assert "subplots" not in lab.get_text()
-    assert drawing.img is None
-    assert drawing.find_next("img")["alt"] == "One"

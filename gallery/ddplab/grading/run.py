@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import multiprocessing
-import multiprocessing.forkserver
 import re
 import resource
 import sys
@@ -17,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..runtime.forkserver import start_fork_server
 from ..runtime.launcher import LaunchError, launch
 from .checks import Check, Outcome, Wrong, checks_of, load_module
 from .exercises import Exercise, Source, section
@@ -35,7 +34,7 @@ def grade(exercise: Exercise, source: Source, timeout_s: float = 15.0) -> Iterat
         source: from :func:`read_source`.
         timeout_s: seconds that one check may take; a right solution takes a fraction of one.
     """
-    _start_fork_server()  # its imports of torch and ours, in the grader, run side by side
+    start_fork_server()  # its imports of torch and ours, in the grader, run side by side
     checks = [_IMPORT, *checks_of(exercise)]
     for index, check_ in enumerate(checks):
         outcome = _run(exercise, source, index - 1, check_, timeout_s)
@@ -114,9 +113,3 @@ def _readable(lanes: io.StringIO, ranks: int) -> tuple[str, ...]:
     for rank in range(ranks):
         last += [line for line in lines if line.startswith(f"rank {rank} │")][-_PRINTED_LINES:]
     return tuple("".join(c if c.isprintable() else "�" for c in line[:200]) for line in last)
-
-
-def _start_fork_server() -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ddplab.runtime.preload"])  # as launch does
-    multiprocessing.forkserver.ensure_running()

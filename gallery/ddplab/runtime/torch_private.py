@@ -202,6 +202,17 @@ def set_ddp_optimizer(enabled: bool) -> None:
     torch._dynamo.config.optimize_ddp = enabled
 
 
+def aot_backend(fw_compiler: Callable[..., Any], bw_compiler: Callable[..., Any]) -> Any:
+    """Return a torch.compile backend that traces forward and backward ahead of time, and compiles each with these.
+
+    Private because: torch's page on custom backends names no public module for it.
+    Seen: ``torch._dynamo.backends.common.aot_autograd`` in torch 2.13.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    return aot_autograd(fw_compiler=fw_compiler, bw_compiler=bw_compiler)
+
+
 # -- DDP's own mixed precision ----------------------------------------------------------------------
 
 

@@ -212,7 +212,7 @@ def one_for_all(seen: Sequence[Wrapped]) -> None:
     caps = [rank.cap_bytes for rank in seen]
     expect(
         len(set(caps)) == 1,
-        f"Rank 0 wraps with a cap of {caps[0]} bytes, rank 1 with {caps[1]}. DDP takes rank 0's without a word, or, "
+        f"Rank 0 wraps with a cap of {caps[0]} bytes, rank 1 with {caps[1]}. DDP takes rank 0's without a message, or, "
         "with `find_unused_parameters=True`, fails in the first backward. A profile is a measurement, and each rank "
         "has its own; one must decide for all. Let rank 0 broadcast its cap, or choose by a profile that all share.",
         "idea-replicated",

@@ -20,7 +20,7 @@ READ = "internals-no-sync"
 AROUND = "museum-no-sync-around-backward"
 UNSYNCED = (
     "holds each rank's own gradient: the last micro-batch of this window ran its forward under `no_sync` too, so "
-    "nothing was averaged and the ranks part. The last of *each* window synchronizes, also of a short one",
+    "nothing was averaged and the ranks diverge. The last of *each* window synchronizes, also of a short one",
     READ,
 )
 INNER = (

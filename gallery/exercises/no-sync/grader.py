@@ -27,7 +27,7 @@ from ddplab.grading.symptoms import (
 INPUTS = ((1.0, 2.0, 4.0, 8.0), (30.0, 50.0, 70.0, 110.0))
 READ = "internals-no-sync"
 
-Look = Callable[[Any], None]  # a scene calls it with the model where its gradients shall be seen
+Look = Callable[[Any], None]  # a scene calls it with the model where its gradients must be seen
 Scene = Callable[[Any, list[torch.Tensor], Look], None]
 
 
@@ -226,8 +226,8 @@ def nested(model: Any, batches: list[torch.Tensor], look: Look) -> None:
     "It ends with an exception too",
     (
         (0,),
-        "The context was left by an exception, and `no_sync` stayed on: what follows `yield` runs only if it stands "
-        "in a `finally`.",
+        "The context was left by an exception, and `no_sync` stayed on: what follows `yield` runs only "
+        "inside a `finally`.",
     ),
 )
 def exception(model: Any, batches: list[torch.Tensor], look: Look) -> None:

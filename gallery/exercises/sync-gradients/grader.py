@@ -32,7 +32,7 @@ class Seen:
 
 
 def small_module() -> nn.Module:
-    """Four parameters of four sizes, so that calls for different ones can be told apart.
+    """Four parameters of four sizes, so that calls for different ones can be distinguished.
 
     Each rank has weights of its own, so that averaging those is not without effect.
     """

@@ -68,6 +68,7 @@ class Kit(SphinxDirective):
         elif isinstance(found, griffe.Class):
             raised = any(str(base).endswith(("Error", "Exception")) for base in found.bases)
             kind, shown, options = ("exception" if raised else "class"), found.signature(), []
+        options.append(f"   :canonical: {found.canonical_path}")  # docstrings may name it so
         text = found.docstring.value if found.docstring else ""
         place = [] if indent else [f".. py:currentmodule:: {path.rpartition('.')[0]}", ""]
         body = [f"   {line}" for line in str(GoogleDocstring(text, _STYLE)).splitlines()]
