@@ -21,7 +21,7 @@ NUMBERS = {  # fields of nvidia-smi, all of them older than the oldest driver th
 
 
 def cards() -> list[dict[str, Any]]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves: ``name``, ``uuid``, ``driver``, and the numbers that nvidia-smi reports.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves: ``name``, ``uuid``, ``driver``, and what nvidia-smi measures.
 
     As nvidia-smi tells them, which knows what a container was given, else as /proc does, which has no numbers.
     """
