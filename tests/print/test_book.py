@@ -91,11 +91,11 @@ def chapter(html, tmp_path_factory) -> Printed:
     need_pango()
     out = tmp_path_factory.mktemp("print")
     command = [sys.executable, "-m", "sphinx", "-c", ".", "-d", "_build/doctrees/book", "-q", "-W"]
-    command += ["-D", "bookpdf_only=idea", "-b", "bookpdf", "handbook", str(out)]
+    command += ["-D", "bookpdf_only=understand/idea", "-b", "bookpdf", "handbook", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in out.iterdir()] == ["idea.pdf"]
-    return Printed(out / "idea.pdf")
+    assert [path.name for path in out.iterdir()] == ["understand-idea.pdf"]
+    return Printed(out / "understand-idea.pdf")
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +162,6 @@ def test_the_companion_has_every_line_of_every_lab_and_right_page_numbers(compan
 @pytest.mark.full
 def test_each_chapter_alone_has_the_page_numbers_of_the_handbook(pdf):
     chapters = [path for path in sorted(pdf.glob("*.pdf")) if not path.stem.startswith("ddp-")]
-    assert {"idea", "internals", "checkpointing"} <= {path.stem for path in chapters}
+    assert {"understand-idea", "run-launch", "keep-save"} <= {path.stem for path in chapters}
     for path in chapters:
         Printed(path).check()

@@ -113,8 +113,10 @@ def read_source(path: Path, exercise: Exercise) -> Source:
 
 def section(label: str) -> str:
     """Return where the section of that label is: ``“Title” in handbook/file.md``."""
-    for page in sorted(HANDBOOK.glob("*.md")):
-        found = re.search(rf"^\({re.escape(label)}\)=\n+#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    for page in sorted(HANDBOOK.rglob("*.md")):
+        found = re.search(
+            rf"^\({re.escape(label)}\)=\n(?:\([\w-]+\)=\n)*#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
         if found:
-            return f"“{found[1]}” in handbook/{page.name}"
+            return f"“{found[1]}” in {page.relative_to(HANDBOOK.parent)}"
     return f"the section {label!r} of the handbook"
