@@ -156,7 +156,7 @@ def test_the_companion_has_every_line_of_every_lab_and_right_page_numbers(compan
         assert not missing, f"{script.name}: {missing[:3]}"
         drawings = script.read_text(encoding="utf-8").count("\n# drawing\n")
         named = flat(f"Drawing code: {script.relative_to(ROOT)}")
-        assert companion.text.count(named) == drawings, script.name
+        assert flat("".join(companion.pages)).count(named) == drawings, script.name
 
 
 @pytest.mark.full

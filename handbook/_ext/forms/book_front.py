@@ -23,7 +23,15 @@ class Entry:
 
 
 def book_html(
-    title: str, series: str, stamp: list[str], contents: list[Entry], body: str, config: Any, numbers: Any = None
+    title: str,
+    series: str,
+    stamp: list[str],
+    contents: list[Entry],
+    body: str,
+    config: Any,
+    numbers: Any = None,
+    *,
+    offprint: bool = False,
 ) -> str:
     """The HTML of one PDF: cover, table of contents, and the pages.
 
@@ -35,6 +43,7 @@ def book_html(
         body: the pages as HTML.
         config: Sphinx's configuration.
         numbers: the page of each id of ``contents`` if the pages are not in this HTML; else the style sheet knows.
+        offprint: the pages keep the numbers that they have in the book, so those before them have Roman ones.
     """
     escape = html.escape
     about = "".join(f"<p>{escape(line)}</p>" for line in stamp)
@@ -50,7 +59,7 @@ def book_html(
         lab = f' data-lab="{entry.lab}"' if entry.lab else ""
         kind = f"level-{entry.level}{' lab' if entry.lab else ''}"
         lines += f'<li class="{kind}"><a href="#{entry.id}"{page}{lab}>{entry.text}</a></li>'
-    kind = "contents offprint" if numbers else "contents"
+    kind = "contents offprint" if offprint else "contents"
     return (
         f'<!doctype html><html lang="{escape(config.language or "en")}"><head>{head}</head><body>'
         f'<header class="cover">{cover}</header><section class="{kind}" id="contents">'

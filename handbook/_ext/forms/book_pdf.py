@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sphinx import addnodes
 
 from ..evidence.labs import manifest_file
+from ..problems import expect
 from .book_assembly import Page, entries, is_empty, join
 from .book_front import Entry, book_html, cover_lines
 from .patches import drop_links_out_of
@@ -84,9 +85,9 @@ class BookPdfBuilder(WholeBookBuilder):
         contents = list(entries(list(body), 2))
         name = f"{self.config.bookpdf_name}.pdf"
         document = self._lay_out(name, self.config.project, "", self._stamp(), contents, to_html(body))
+        numbers = _numbers(document)
         if not self.config.bookpdf_only:
-            write(document, Path(self.outdir, name))
-        numbers = {id_: number for number, page in reversed(list(enumerate(document.pages, 1))) for id_ in page.anchors}
+            self._write_book(document, name, self.config.project, "", contents, numbers)
         starts = [numbers[anchor(part)] for part in self.reading_order] + [len(document.pages) + 1]
         for chapter in self._chapters():
             if chapter not in self.reading_order:
@@ -102,7 +103,7 @@ class BookPdfBuilder(WholeBookBuilder):
         """One chapter: a cover and contents of its own, then its pages of the handbook, which keep their numbers."""
         title, target = self.env.titles[chapter].astext(), Path(self.outdir, f"{chapter.replace('/', '-')}.pdf")
         stamp = [f"Pages {first} to {end - 1} of {self.config.project}", *self._stamp()]
-        front = self._lay_out(target.name, title, self.config.project, stamp, listed, "", numbers)
+        front = self._lay_out(target.name, title, self.config.project, stamp, listed, "", numbers, offprint=True)
         pages = document.pages[first - 1 : end - 1]
         drop_links_out_of(pages)
         whole = front.copy([*front.pages, *pages])
@@ -121,7 +122,20 @@ class BookPdfBuilder(WholeBookBuilder):
         contents = list(entries(list(body), 1))
         title, project = self.config.bookpdf_labs_title, self.config.project
         document = self._lay_out(name, title, project, self._stamp(), contents, to_html(body))
-        write(document, Path(self.outdir, name))
+        self._write_book(document, name, title, project, contents, _numbers(document))
+
+    def _write_book(
+        self, document: Any, name: str, title: str, series: str, contents: list[Entry], numbers: dict[str, int]
+    ) -> None:
+        """Write a whole book, its cover and contents set once more: only now is known on which page each heading is.
+
+        What WeasyPrint puts there by itself can be the page before, where a heading moved on with what follows it.
+        """
+        front = self._lay_out(name, title, series, self._stamp(), contents, "", numbers)
+        body = document.pages[len(front.pages) :]
+        first = numbers[contents[0].id] if contents else len(front.pages) + 1
+        expect(len(front.pages) < first, "weasyprint", "contents take as many pages with their numbers as without")
+        write(front.copy([*front.pages, *body]), Path(self.outdir, name))
 
     def _lay_out(
         self,
@@ -132,8 +146,11 @@ class BookPdfBuilder(WholeBookBuilder):
         contents: list[Entry],
         body: str,
         numbers: Any = None,
+        *,
+        offprint: bool = False,
     ) -> Any:
-        return lay_out(book_html(title, series, stamp, contents, body, self.config, numbers), self.sheets, name)
+        html = book_html(title, series, stamp, contents, body, self.config, numbers, offprint=offprint)
+        return lay_out(html, self.sheets, name)
 
     def _stamp(self) -> list[str]:
         return cover_lines(self.config, self.confdir)
@@ -163,15 +180,20 @@ class BookPdfBuilder(WholeBookBuilder):
         return docname.startswith(LABS) and not self._children(docname)
 
     def _chapters(self) -> list[str]:
-        """What the first table of contents of the root document lists; what follows it is reference."""
-        first = next(self.env.get_doctree(self.config.root_doc).findall(addnodes.toctree), None)
-        return list(dict.fromkeys(first["includefiles"])) if first else []
+        """What the tables of contents of the root document list, one a part; the last of several is reference."""
+        trees = list(self.env.get_doctree(self.config.root_doc).findall(addnodes.toctree))
+        return list(dict.fromkeys(name for tree in trees[:-1] or trees for name in tree["includefiles"]))
 
     def _image_file(self, src: str) -> Path:
         """The source file of an image in a rendered document."""
         name = src.rpartition("/")[2]
         path = next((path for path, kept in self.images.items() if kept == name), src)
         return Path(self.srcdir, path).resolve()
+
+
+def _numbers(document: Any) -> dict[str, int]:
+    """The page of each id, from 1."""
+    return {name: number for number, page in reversed(list(enumerate(document.pages, 1))) for name in page.anchors}
 
 
 def name_manifest(app: Sphinx, config: Config) -> None:
