@@ -113,6 +113,7 @@
     field.addEventListener("input", show);
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
     dialog.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") { event.preventDefault(); dialog.close(); } // or the field would only be emptied
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
       if (step) { event.preventDefault(); choose(chosen() + step); }
       if (event.key === "Enter") { event.preventDefault(); list.children[Math.max(0, chosen())]?.querySelector("a").click(); }

@@ -20,7 +20,7 @@ _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><link rel="canonical" href="{to}">
 <script>location.replace({sections}[location.hash.slice(1)] || "{to}" + location.hash)</script>
 <noscript><meta http-equiv="refresh" content="0; url={to}"></noscript></head>
-<body><p>This page has moved: <a href="{to}">{title}</a>.</p></body></html>
+<body><h1>This page has moved</h1><p>It is now <a href="{to}">{title}</a>.</p></body></html>
 """
 
 
