@@ -216,6 +216,8 @@ def launched(
                     raise Wrong(errors.what_failed(error, learner)) from error
                 raise
             raised = f"{type(error).__name__}: {str(error)[-200:]}"
+        finally:
+            (base / "built").touch()  # a launch that is over keeps no other waiting
     running = set(multiprocessing.active_children())
     pids = {p.pid for p in running} | {pid for _, _, pid, *_ in trained.read_logs(log) if alive(pid)}
     for process in running:
