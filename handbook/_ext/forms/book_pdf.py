@@ -132,10 +132,9 @@ class BookPdfBuilder(WholeBookBuilder):
         What WeasyPrint puts there by itself can be the page before, where a heading moved on with what follows it.
         """
         front = self._lay_out(name, title, series, self._stamp(), contents, "", numbers)
-        body = document.pages[len(front.pages) :]
-        first = numbers[contents[0].id] if contents else len(front.pages) + 1
-        expect(len(front.pages) < first, "weasyprint", "contents take as many pages with their numbers as without")
-        write(front.copy([*front.pages, *body]), Path(self.outdir, name))
+        first = numbers[contents[0].id]
+        expect(len(front.pages) == first - 1, "weasyprint", "contents take as many pages with their numbers as without")
+        write(front.copy([*front.pages, *document.pages[first - 1 :]]), Path(self.outdir, name))
 
     def _lay_out(
         self,

@@ -31,7 +31,7 @@ def write_pages(app: Sphinx, exception: Exception | None) -> None:
         BuildError: ``redirects.toml`` names a page or a label that the book does not have, or a page that it does.
     """
     file = Path(app.srcdir, "redirects.toml")
-    if exception or app.builder.format != "html" or app.builder.name != "html" or not file.is_file():
+    if exception or app.builder.name != "html" or not file.is_file():
         return
     labels = app.env.domains.standard_domain.anonlabels
     for old, facts in tomllib.loads(file.read_text(encoding="utf-8")).items():

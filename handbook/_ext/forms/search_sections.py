@@ -7,14 +7,13 @@ written as a script, since a page that was opened from a file may load scripts a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import tomllib  # type: ignore[import-not-found]  # the book is built with 3.11 or newer; the kit runs on 3.10
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.environment import BuildEnvironment
 
 from ..problems import BuildError
 
@@ -28,7 +27,7 @@ def kind_of(docname: str, ids: list[str]) -> str:
     if any(name.endswith("-quiz") for name in ids):
         return "practice"
     folder, _, page = docname.rpartition("/")
-    if docname == "repair/errors" or folder == "repair/errors":
+    if docname == "repair/errors":
         return "error"
     if docname.startswith("labs/"):
         return "lab"
@@ -40,7 +39,7 @@ def collect(app: Sphinx, document: nodes.document) -> None:
     docname = app.env.docname
     titles = [title.astext() for title in document.findall(nodes.title)]
     page = titles[0] if titles else docname
-    _kept(app.env)[docname] = [
+    app.env.metadata[docname]["search"] = [  # Sphinx keeps it, drops it and merges it with the document
         {"ids": ids, "title": title, "page": page, "depth": depth, "kind": kind_of(docname, ids), **_words(section)}
         for section in document.findall(nodes.section)
         for ids, depth in [_place(section)]
@@ -90,8 +89,8 @@ def write_file(app: Sphinx, exception: Exception | None) -> None:
     known = tomllib.loads(words.read_text(encoding="utf-8")) if words.is_file() else {"words": {}, "sections": {}}
     sections = [
         {**section, "at": app.builder.get_target_uri(docname), "asked": _asked(section["ids"], known["sections"])}
-        for docname, found in sorted(_kept(app.env).items())
-        for section in found
+        for docname, facts in sorted(app.env.metadata.items())
+        for section in facts.get("search", ())
     ]
     if unknown := known["sections"].keys() - {name for section in sections for name in section["ids"]}:
         raise BuildError(f"{words.name}: the book has no section {', '.join(sorted(unknown))}")
@@ -107,27 +106,10 @@ def _asked(ids: list[str], words: dict[str, str]) -> str:
     return next((words[name] for name in ids[:2] if name in words), "")
 
 
-def _kept(env: BuildEnvironment) -> dict[str, list[dict[str, Any]]]:
-    if not hasattr(env, "ddp_search_sections"):
-        env.ddp_search_sections = {}  # type: ignore[attr-defined]
-    sections: dict[str, list[dict[str, Any]]] = env.ddp_search_sections  # type: ignore[attr-defined]
-    return sections
-
-
-def _purge(app: Sphinx, env: BuildEnvironment, docname: str) -> None:
-    _kept(env).pop(docname, None)
-
-
-def _merge(app: Sphinx, env: BuildEnvironment, docnames: Set[str], other: BuildEnvironment) -> None:
-    _kept(env).update({name: found for name, found in _kept(other).items() if name in docnames})
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("doctree-read", collect)
-    app.connect("env-purge-doc", _purge)
-    app.connect("env-merge-info", _merge)
     app.connect("build-finished", write_file)
     app.add_js_file("search.js", loading_method="defer")
     app.add_css_file("search.css")
-    return {"env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"env_version": 2, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -9,8 +9,10 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
+from ..cards.card_page import card
+
 WORDS_PER_MINUTE = 220
-_NOT_PROSE = (nodes.literal_block, nodes.math, nodes.math_block, nodes.figure, nodes.table, nodes.comment, nodes.raw)
+_NOT_PROSE = (nodes.literal_block, nodes.math_block, nodes.figure, nodes.table, card)
 
 
 def prose_words(document: nodes.Element) -> int:
@@ -22,7 +24,7 @@ def _paragraphs(node: nodes.Element) -> Iterator[nodes.paragraph]:
     for child in node.children:
         if isinstance(child, nodes.paragraph):
             yield child
-        elif isinstance(child, nodes.Element) and not isinstance(child, _NOT_PROSE) and "card" not in child["classes"]:
+        elif isinstance(child, nodes.Element) and not isinstance(child, _NOT_PROSE):
             yield from _paragraphs(child)
 
 
@@ -32,7 +34,7 @@ def add_time(app: Sphinx, document: nodes.document) -> None:
         return
     minutes = max(1, round(prose_words(document) / WORDS_PER_MINUTE))
     title = next(document.findall(nodes.title))
-    line = nodes.paragraph("", f"About {minutes} minutes.", classes=["reading-time"])
+    line = nodes.paragraph("", f"About {minutes} minute{'s' * (minutes > 1)}.", classes=["reading-time"])
     title.parent.insert(title.parent.index(title) + 1, line)
 
 
