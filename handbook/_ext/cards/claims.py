@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from docutils import nodes
+from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.builders import Builder
 from sphinx.environment import BuildEnvironment
@@ -51,11 +52,23 @@ class ClaimRegister(Register):
         return None
 
 
+HOLDS = ("any backend", "gloo", "not known on NCCL")
+
+
+def _holds(argument: str) -> str:
+    return directives.choice(argument, HOLDS)
+
+
 class ClaimDirective(SphinxDirective):
-    """``{claim} id``: one testable sentence."""
+    """``{claim} id``: one testable sentence.
+
+    ``:holds:`` says where it holds, one of ``HOLDS``; ``:known:`` how that is known: a run, a source by file, symbol
+    and version, or a derivation. Where it was shown comes from the recording.
+    """
 
     required_arguments = 1
     has_content = True
+    option_spec = {"holds": _holds, "known": directives.unchanged_required}  # noqa: RUF012  as in docutils
 
     def run(self) -> list[nodes.Node]:
         """Note the claim and parse its sentence."""
@@ -64,7 +77,8 @@ class ClaimDirective(SphinxDirective):
             warn_at(self.env, f"the claim {name!r} is empty; write the sentence that a test shows", line)
             return []
         _register(self.env).note(Entry(name, self.env.docname, line))
-        node = claim(claim_id=name, ids=[f"claim-{name}"])
+        scope = {"holds": self.options.get("holds", ""), "known": self.options.get("known", "")}
+        node = claim(claim_id=name, ids=[f"claim-{name}"], **scope)
         self.set_source_info(node)
         node += self.parse_content_to_nodes()
         return [node]
