@@ -18,7 +18,7 @@ ready  = $(if $(filter $(VENV)/%,$(PY)),$(VENV)/$(1))
 kit    = $(if $(ready),,PYTHONPATH="$(CURDIR)/gallery$${PYTHONPATH:+:$$PYTHONPATH}") $(PY) -m ddplab
 record = $(kit).recording
 
-.PHONY: help html pdf epub slides anki all live edition edition-archive edition-unpack test test-all check serve cluster clean torture shake matrix bench
+.PHONY: help html pdf epub slides anki all live edition edition-archive edition-unpack test test-all check serve cluster clean torture mutations shake matrix bench
 
 help: ## list the habits
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 17
@@ -90,6 +90,9 @@ bench: $(call ready,book) ## how long each form of the book takes to build here
 torture: $(call ready,test) ## 1,000 launches in a row, 1,000 kills of runs that save (about ten minutes)
 	LAUNCHES=1000 $(PY) -m pytest tests/kit/test_launch.py -k many_launches
 	KILLS=1000 $(PY) -m pytest tests/kit/test_checkpoint.py -k killed --timeout=0
+
+mutations: $(call ready,test) ## break what claims say, and see their tests fail (CLAIMS='id …')
+	$(PY) tests/mutations.py $(CLAIMS)
 
 shake: $(call ready,test) ## claims and kit while their ranks are stopped and continued at random (TESTS=… SECONDS=0.5 SEED=…)
 	$(PY) tests/shake.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(or $(TESTS),tests/claims tests/kit -m "not full")
