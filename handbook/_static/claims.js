@@ -4,7 +4,7 @@
 (() => {
   const table = document.querySelector("table.claims");
   if (!table) return;
-  const rows = [...table.querySelectorAll("tr.claim-entry")].map((row) => ({ row, words: row.textContent.toLowerCase() }));
+  const rows = [...table.querySelectorAll("tr[data-holds]")].map((row) => ({ row, words: row.textContent.toLowerCase() }));
   const scopes = [...new Set(rows.map(({ row }) => row.dataset.holds))].filter(Boolean).sort();
   const form = document.createElement("form");
   form.className = "claims-filter";
@@ -21,7 +21,7 @@
       row.hidden = !(words.every((word) => has.includes(word)) && (!scope.value || row.dataset.holds === scope.value));
       shown += !row.hidden;
     }
-    for (const part of table.tBodies) part.hidden = !part.querySelector(".claim-entry:not([hidden])");
+    for (const part of table.tBodies) part.hidden = !part.querySelector("tr[data-holds]:not([hidden])");
     count.textContent = `${shown} of ${rows.length}`;
   }
 

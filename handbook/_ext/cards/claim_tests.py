@@ -11,7 +11,6 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.builders import Builder
 
@@ -21,12 +20,9 @@ from ..markup import has_folds
 FOLDER = "_claims"
 
 
-def test_link(builder: Builder, docname: str, proof: Proof, text: str) -> nodes.Node:
-    """A link to the source of a test; its text alone in a form that has no such pages."""
-    if not has_folds(builder):
-        return nodes.Text(text)
-    uri = f"{builder.get_relative_uri(docname, f'{FOLDER}/{proof.path.stem}')}#{proof.name}"
-    return nodes.reference("", text, internal=True, refuri=uri)
+def test_uri(builder: Builder, docname: str, proof: Proof) -> str:
+    """Where the source of a test is shown, from a document; the web book only has such pages."""
+    return f"{builder.get_relative_uri(docname, f'{FOLDER}/{proof.path.stem}')}#{proof.name}"
 
 
 def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:

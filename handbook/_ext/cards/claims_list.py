@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from html import escape
-from typing import Any, ClassVar
+from typing import Any
 
 from docutils import nodes
 from sphinx import addnodes
@@ -14,6 +14,7 @@ from sphinx.writers.html5 import HTML5Translator
 
 from ..evidence.proofs import results_edition
 from ..markup import close, has_folds
+from .claim_tests import test_uri
 from .claims_page import STATES, ClaimTransform, claim, known_of, scope_of, statement_of
 from .register import Entry
 
@@ -30,20 +31,19 @@ class claims_list(nodes.General, nodes.Element):  # noqa: N801  docutils names n
     """The place of the list; filled in when the page is written, because it is about all documents."""
 
 
-class claims_part(nodes.General, nodes.Element):  # noqa: N801
+class claims_part(nodes.General, nodes.TextElement):  # noqa: N801
     """An element of HTML, without what docutils writes around one: attributes ``tag`` and ``also`` (its attributes)."""
 
 
 def part(tag: str, *children: nodes.Node, **also: str) -> claims_part:
     """A `claims_part`."""
-    return claims_part("", *children, tag=tag, also={name.rstrip("_"): value for name, value in also.items()})
+    return claims_part("", "", *children, tag=tag, also={name.rstrip("_"): value for name, value in also.items()})
 
 
 class ListClaims(ClaimTransform):
     """Fill in the list."""
 
     default_priority = 5  # before ticks are added, and references resolved
-    scopes: ClassVar[list[str]] = list(_COUNTED)
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""
@@ -76,16 +76,19 @@ class ListClaims(ClaimTransform):
             title = nodes.inline("", "", *[child.deepcopy() for child in self.env.titles[docname]])
             head = part("th", title, colspan="3", scope="rowgroup")
             statements = {node["claim_id"]: node for node in self.env.get_doctree(docname).findall(claim)}
-            rows = [self._row(entry.id, statements[entry.id]) for entry in claims if entry.docname == docname]
+            rows = [self._row(docname, entry.id, statements[entry.id]) for entry in claims if entry.docname == docname]
             yield part("tbody", part("tr", head), *rows, id=f"claims-{docname.replace('/', '-')}")
 
-    def _row(self, name: str, node: claim) -> nodes.Node:
+    def _row(self, docname: str, name: str, node: claim) -> nodes.Node:
         result, proof = self.result(name), self.proofs.get(name)
         said = [child.deepcopy() for child in statement_of(node)]
         if len(said) == 1 and isinstance(said[0], nodes.paragraph):
             said = said[0].children
-        place = self.link(name, "place", nodes.inline("", "in the text", classes=["std-ref"]))
-        statement = part("td", *said, nodes.Text(" "), place)
+        uri = f"{self.app.builder.get_relative_uri(self.env.docname, docname)}#claim-{name}"
+        seen: nodes.Node = nodes.Text("in the text")
+        if not has_folds(self.app.builder):  # in print the page number stands behind it
+            seen = nodes.inline("", "in the text", classes=["std-ref"])
+        statement = part("td", *said, nodes.Text(" "), part("a", seen, href=uri))
         _, words = scope_of(node, result)
         holds = part("td", nodes.Text(words))
         if known := known_of(node):
@@ -95,11 +98,11 @@ class ListClaims(ClaimTransform):
         stale = " · stale: the test changed since" if result.stale else ""
         shown = part("td", nodes.Text(f"{mark} {about}{stale} "))
         if proof and has_folds(self.app.builder):
-            shown += self.test(proof, proof.name.removeprefix("test_").replace("_", " "))
+            shown += part("a", nodes.Text("test"), href=test_uri(self.app.builder, self.env.docname, proof))
         if result.failed:
             said_of = nodes.literal_block(result.failed, result.failed, language="none", classes=["claim-failed"])
             statement += [nodes.paragraph("", f"Does not hold here: {result.where}{stale}."), said_of]
-        row = part("tr", statement, holds, shown, id=f"proof-{name}", class_="claim-entry")
+        row = part("tr", statement, holds, shown, id=f"proof-{name}")
         row["also"]["data-holds"] = node["holds"]
         for reference in row.findall(addnodes.pending_xref):
             reference["refdoc"] = self.env.docname

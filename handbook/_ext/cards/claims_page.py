@@ -17,7 +17,7 @@ from sphinx.writers.html5 import HTML5Translator
 from ..evidence import labs
 from ..evidence.proofs import Proof, Result, read_proofs, read_results, result_of, results_edition
 from ..markup import close, cross_reference, has_folds
-from .claim_tests import test_link
+from .claim_tests import test_uri
 
 STATES = {
     "passed": ("✓", "shown by a test"),
@@ -104,10 +104,6 @@ class ClaimTransform(SphinxPostTransform):
         """To the place of a claim (``to`` "place") or its entry in the list ("claim")."""
         return cross_reference(self.env.docname, f"claims:{to}", name, content)
 
-    def test(self, proof: Proof, text: str) -> nodes.Node:
-        """To the source of a test, where the book shows it: on the web."""
-        return test_link(self.app.builder, self.env.docname, proof, text)
-
 
 class MarkClaims(ClaimTransform):
     """Give each claim its tick and its panel."""
@@ -141,10 +137,11 @@ class MarkClaims(ClaimTransform):
         if words:
             yield claim_fact("", words, label="Holds")
         if known:
-            yield claim_fact("", "", *known, label="Known by")
+            yield claim_fact("", "", *known, label="Known")
         links: list[nodes.Node] = []
         if proof := self.proofs.get(name):
-            links.append(self.test(proof, "the test"))
+            uri = test_uri(self.app.builder, self.env.docname, proof)
+            links.append(nodes.reference("", "the test", internal=True, refuri=uri))
             script = labs.ROOT / "gallery" / proof.lab
             if lab := next((lab for lab in labs.all_labs().values() if lab.script == script), None):
                 text = nodes.inline("", f"the lab {lab.id}")
