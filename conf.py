@@ -25,6 +25,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "_ext.embed.lab_page",
     "_ext.embed.lab_embed",
+    "_ext.embed.section_stamps",
     "_ext.embed.code_diff",
     "_ext.embed.kit_reference",
     "_ext.embed.edition_page",
