@@ -165,7 +165,7 @@ def test_the_list_shows_statement_result_and_place_and_counts(book: TinyBook) ->
     assert statement.get_text() == "The sum is two. in the text"
     assert statement.a["href"] == "first.html#claim-sum-is-two"
     assert holds.get_text() == "on any backendrun"
-    assert shown.get_text() == "✓ 2 and 3 ranks · gloo test"
+    assert shown.get_text() == "✓\N{NO-BREAK SPACE}2 and 3 ranks · gloo test"
     assert shown.a["href"] == "_claims/test_sums.html#test_sum"
     assert page.select_one("#proof-one-is-one td").get_text() == "One is one. in the text"
     assert len(page.select("#proof-one-is-one td:first-child a")) == 1
