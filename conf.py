@@ -26,6 +26,7 @@ extensions = [
     "_ext.embed.lab_page",
     "_ext.embed.lab_embed",
     "_ext.embed.lab_cards",
+    "_ext.embed.section_stamps",
     "_ext.embed.code_diff",
     "_ext.embed.kit_reference",
     "_ext.embed.edition_page",
