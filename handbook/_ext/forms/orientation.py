@@ -40,9 +40,7 @@ def parts(env: BuildEnvironment) -> list[Part]:
     """The parts of the book in their order, from the lists of the front page that have a name."""
     lists = env.tocs[env.config.root_doc].findall(addnodes.toctree) if env.config.root_doc in env.tocs else ()
     named = [(tree.get("caption"), tree["entries"]) for tree in lists]
-    return [
-        Part(title, tuple(name for _, name in entries if name in env.titles)) for title, entries in named if title
-    ]
+    return [Part(title, tuple(name for _, name in entries if name in env.titles)) for title, entries in named if title]
 
 
 def name_of(env: BuildEnvironment, docname: str) -> str:
@@ -87,7 +85,8 @@ class Places:
     def neighbours(self, docname: str) -> tuple[str, str]:
         """What comes before and after: chapters for a chapter, and pages of its own list for one below a chapter."""
         above = self.parent.get(docname, "")
-        row = [above, *(name for name in self.children(above) if self.parent.get(name) == above)] if above else self.spine
+        beside = [name for name in self.children(above) if self.parent.get(name) == above]
+        row = [above, *beside] if above else self.spine
         if docname not in row:
             return "", ""
         place = row.index(docname)
