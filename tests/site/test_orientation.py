@@ -46,8 +46,8 @@ def read(html, name):
 def sees(page, selector):
     """Whether the middle of an element is on the screen, and nothing lies over it."""
     return page.locator(selector).first.evaluate(
-        """e => { const r = e.getBoundingClientRect(), at = document.elementFromPoint(r.x + r.width / 2, r.y + r.height / 2);
-                  return r.width > 0 && e.contains(at); }"""
+        """e => { const r = e.getBoundingClientRect(), x = r.x + r.width / 2, y = r.y + r.height / 2;
+                  return r.width > 0 && e.contains(document.elementFromPoint(x, y)); }"""
     )
 
 
