@@ -110,7 +110,6 @@ sphinx_gallery_conf = {
 html_theme = "furo"
 html_title = project
 html_static_path = ["handbook/_static"]
-html_extra_path = ["handbook/_static/favicon.ico"]  # asked for by pages without a head of ours, such as old addresses
 html_favicon = "handbook/_static/favicon.svg"
 templates_path = ["handbook/_templates"]
 html_sidebars = {"**": ["sidebar/scroll-start.html", "book-nav.html", "sidebar/scroll-end.html"]}

@@ -33,7 +33,7 @@ class BookMap(SphinxDirective):
 def visit(self: HTML5Translator, node: nodes.Element) -> None:
     """The parts, in their order."""
     env, linked = self.builder.env, has_folds(self.builder)
-    here = self.builder.current_docname  # type: ignore[attr-defined]
+    here = self.builder.current_docname
 
     def stop(name: str) -> str:
         number = env.toc_secnumbers.get(name, {}).get("")

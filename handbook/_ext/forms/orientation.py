@@ -6,9 +6,11 @@ and ``orientation.js`` moves it along with the reading; with scripts off it stay
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -153,10 +155,24 @@ def _items(places: Places, names: Any, page: str, link: Any) -> Iterator[str]:
         yield f'<li><a href="{link(name)}"{current}>{escape(name_of(places.env, name))}</a>{nested}</li>'
 
 
+def add_files(app: Sphinx) -> None:
+    """Script and styles of the web; an EPUB has neither header nor columns."""
+    if app.builder.name == "html":
+        app.add_js_file("orientation.js", loading_method="defer")
+        app.add_css_file("orientation.css", priority=700)  # behind the theme's
+
+
+def add_icon(app: Sphinx, exception: Exception | None) -> None:
+    """Put the icon where a browser looks for it on pages without a head of ours, such as those at old addresses."""
+    icon = Path(app.outdir, "_static", "favicon.ico")
+    if exception is None and app.builder.name == "html" and icon.is_file():
+        shutil.copy2(icon, app.outdir)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work on a page before the theme does."""
+    app.connect("builder-inited", add_files)
     app.connect("env-updated", changed)
     app.connect("html-page-context", add_places)
-    app.add_js_file("orientation.js", loading_method="defer")
-    app.add_css_file("orientation.css", priority=700)  # behind the theme's
+    app.connect("build-finished", add_icon)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
