@@ -36,6 +36,7 @@ extensions = [
     "_ext.forms.reading_time",
     "_ext.forms.redirects",
     "_ext.forms.search_sections",
+    "_ext.forms.page_style",
     "_ext.forms.patches",
     "_ext.embed.figures",
     "_ext.embed.measured",
