@@ -59,9 +59,7 @@ class Shape:
 
     def meets(self, other: Shape) -> bool:
         """Whether anything of one may lie upon anything of the other."""
-        return any(
-            a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3] for a in self.boxes for b in other.boxes
-        )
+        return any(a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3] for a in self.boxes for b in other.boxes)
 
 
 def slim(svg: str) -> str:
@@ -168,7 +166,7 @@ def _together(drawn: list[ET.Element]) -> Iterator[ET.Element]:
         yield group
 
 
-def _merged(flat: list[ET.Element | Shape], clips: dict[str, Box]) -> list[ET.Element | Shape]:
+def _merged(flat: list[ET.Element | Shape], clips: dict[str, Box | None]) -> list[ET.Element | Shape]:
     """Paint in the same order, but each shape with an earlier one of its look, if it covers nothing on the way."""
     done: list[ET.Element | Shape] = []
     for one in flat:
@@ -182,7 +180,9 @@ def _merged(flat: list[ET.Element | Shape], clips: dict[str, Box]) -> list[ET.El
                 done.append(one)
                 break
             meets = one.meets(earlier)
-            if (earlier.style, earlier.clip) == (one.style, one.clip) and (not meets or one.may_overlap_itself(earlier)):
+            if (earlier.style, earlier.clip) == (one.style, one.clip) and (
+                not meets or one.may_overlap_itself(earlier)
+            ):
                 earlier.subpaths += one.subpaths
                 earlier.boxes += one.boxes
                 if earlier.marker != one.marker:

@@ -1,13 +1,14 @@
-"""One style sheet for all pages: what the book uses of the theme's, the extensions' and its own, with the fonts.
+"""One style sheet for all pages: what the book uses of the theme's, the extensions' and its own.
 
-A page that names a dozen style sheets is drawn after the last of them has come. Scripts wait until a page is drawn.
-The fonts stand in the sheet, so that no line moves when they come; a page that was opened from a file has them, too.
+A page that names a dozen style sheets is drawn after the last of them has come. Scripts wait until a page is read.
+Fonts are asked for before the sheet that names them, so that no line moves when they come: a face that is late is not
+used on that page (``font-display: optional``).
 """
 
 from __future__ import annotations
 
+import json
 import re
-from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +24,14 @@ FILE = "page.css"
 _LINK = re.compile(r'\s*<link rel="stylesheet"[^>]* href="(?P<up>(?:\.\./)*)_static/(?P<file>[^"?]*)[^"]*"[^>]*>')
 _CLASSES = re.compile(r'\bclass="([^"]*)"')
 _URL = re.compile(r"""url\((["']?)(?!data:|#|/|https?:)([^"')]+)\1\)""")
+_FACE = re.compile(r"@font-face\s*\{[^}]*\}")
+# A browser fetches no font ahead of time for a page that was opened from a file: there, it may come a moment later.
+_PRELOAD = (
+    '<script>for(const [f,style,weight] of {fonts})if(location.protocol=="file:")document.fonts.add(new FontFace('
+    '"Source Serif 4","url({static}/"+f+")",{{style,weight,display:"swap"}}));else document.head.append(Object.assign('
+    'document.createElement("link"),{{rel:"preload",as:"font",crossOrigin:"",href:"{static}/"+f}}))</script>'
+)
+_AHEAD = re.compile(r"\n<script>for\(const \[f,style,weight\].*?</script>")
 _HOLD_SCRIPTS = "searchtools.js"  # Sphinx's search page calls its scripts while it is read
 _DATA = ("search-sections.js", "searchindex.js")  # words, not scripts
 
@@ -44,10 +53,17 @@ def write_style(app: Sphinx, exception: Exception | None) -> None:
     if not (static / FILE).is_file() or (static / FILE).read_text(encoding="utf-8") != sheet:
         (static / FILE).write_text(sheet, encoding="utf-8")
     version = sha256(sheet.encode()).hexdigest()[:8]
+    faces = [face for face in _FACE.findall(sheet) if "unicode-range" not in face]  # the others are for few pages
+    fonts = [(_URL.findall(face)[0][1], _said(face, "style"), _said(face, "weight")) for face in faces]
     for path, text in texts.items():
-        led = _defer(_lead(text, names, f"{FILE}?v={version}"))
+        led = _defer(_lead(text, names, f"{FILE}?v={version}", fonts))
         if led != text:
             path.write_text(led, encoding="utf-8")
+
+
+def _said(face: str, what: str) -> str:
+    found = re.search(rf"font-{what}:\s*([^;}}]+)", face)
+    return found[1].strip() if found else "normal"
 
 
 def _pages(folder: Path) -> Iterator[Path]:
@@ -58,13 +74,11 @@ def _pages(folder: Path) -> Iterator[Path]:
 
 
 def _read(static: Path, name: str) -> str:
-    """A style sheet whose addresses count from ``_static``, and whose fonts are in it."""
+    """A style sheet whose addresses count from ``_static``."""
     folder = Path(name).parent.as_posix()
 
     def at_home(match: re.Match[str]) -> str:
         target = normpath(f"{folder}/{match[2]}")
-        if target.endswith(".woff2"):
-            return f"url(data:font/woff2;base64,{b64encode((static / target).read_bytes()).decode()})"
         return f'url("{target}")'
 
     return _URL.sub(at_home, (static / name).read_text(encoding="utf-8"))
@@ -103,7 +117,7 @@ def _needed(selector: str, used: set[str]) -> bool:
     plain = re.sub(r"\[[^\]]*\]", "", selector)
     while plain != (flat := re.sub(r"\([^()]*\)", "", plain)):
         plain = flat
-    return all(name in used for name in re.findall(r"\.([a-zA-Z_][\w-]*)", plain))
+    return "\\" in plain or all(name in used for name in re.findall(r"\.([a-zA-Z_][\w-]*)", plain))
 
 
 def _text(tokens: Sequence[Any]) -> str:
@@ -112,8 +126,8 @@ def _text(tokens: Sequence[Any]) -> str:
     return re.sub(r"\s+", " ", text).strip() if '"' not in text and "'" not in text else text.strip()
 
 
-def _lead(text: str, names: Sequence[str], address: str) -> str:
-    """The page with one link in place of the first of these sheets, and none in place of the others."""
+def _lead(text: str, names: Sequence[str], address: str, fonts: Sequence[tuple[str, str, str]]) -> str:
+    """The page with one link in place of the first of these sheets, behind its fonts, and none for the others."""
     seen = False
 
     def one(match: re.Match[str]) -> str:
@@ -121,9 +135,12 @@ def _lead(text: str, names: Sequence[str], address: str) -> str:
         if match["file"] not in (*names, FILE):
             return match[0]
         first, seen = not seen, True
-        return f'\n<link rel="stylesheet" href="{match["up"]}_static/{address}">' if first else ""
+        static = f"{match['up']}_static"
+        ahead = _PRELOAD.format(fonts=json.dumps(fonts), static=static)
+        return f'\n{ahead}\n<link rel="stylesheet" href="{static}/{address}">' if first else ""
 
-    return _LINK.sub(one, text)
+    head, end, body = text.partition("</head>")
+    return _LINK.sub(one, _AHEAD.sub("", head)) + end + body
 
 
 def _defer(text: str) -> str:
