@@ -27,7 +27,7 @@ OPENED = (
 LABS = ROOT / "gallery" / "editions" / "cpu-gloo" / "labs"
 FONTS = ROOT / "handbook" / "_static" / "fonts"
 # Drawn by a font of the reader's system: boxes and marks of outputs that a line quotes, and the parts of an emoji.
-OF_THE_SYSTEM = set("│┃─━═┐┌└┘├┬┴█░►⋯⌈⌉⌊⌋ᵢₒᵀ✗⅞🏖\ufe0f\u200b\n\t")
+OF_THE_SYSTEM = set("│┃─━═┐┌└┘├┬┴█░►⋯⌈⌉⌊⌋ᵢₒᵀ⁻✗⅞🏖\ufe0f\u200b\n\t")
 SVG = "http://www.w3.org/2000/svg"
 
 
