@@ -41,6 +41,7 @@ extensions = [
     "_ext.forms.downloads",
     "_ext.forms.redirects",
     "_ext.forms.search_sections",
+    "_ext.forms.page_style",
     "_ext.forms.patches",
     "_ext.embed.figures",
     "_ext.embed.measured",

@@ -1,6 +1,9 @@
-"""One page with all explorers, under a strict policy, for the tests of each."""
+"""The built pages on a server; one page with all explorers, under a strict policy, for the tests of each."""
 
+import functools
+import http.server
 import json
+import threading
 
 import pytest
 from strict_page import KINDS, StrictPage
@@ -8,6 +11,21 @@ from strict_page import KINDS, StrictPage
 from _ext.explorers.explorer_examples import page_data
 
 JOB = 'save-s="30" nodes="128" node-mtbf-days="1460" restart-s="300" interval-min="1440"'
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="session")
+def site(html):
+    """Address of a server of the built pages."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(html)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
 
 
 def explorers_page() -> str:

@@ -4,12 +4,7 @@ A page that a browser opened asks nothing of another host, is accessible, and fi
 the browser opens as many as it takes to see every element and every class that any of them has.
 """
 
-import functools
-import gzip
-import http.server
-import posixpath
 import re
-import threading
 from collections import Counter
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
@@ -38,21 +33,6 @@ THEME = {
 }
 # On a phone, tables and figures scroll by themselves; the keyboard reaches what scrolls in browsers of 2024 and later.
 SCROLLS = "scrollable-region-focusable"
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture(scope="module")
-def site(html):
-    """Address of a server of the built pages."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(html)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture
@@ -293,13 +273,3 @@ def test_the_list_of_claims_is_light_and_can_be_filtered(open_page, html):
     assert all("no_sync" in text.lower() for text in left.all_text_contents())
     asked.fill("no such words")
     assert not left.count()
-
-
-@pytest.mark.full
-def test_the_chapter_is_light(html, pages):
-    """The page with its style sheets and scripts, as a server sends it; fonts are cached for the whole book."""
-    chapter = "understand/one-step.html"
-    loaded = {source.partition("?")[0] for source in pages[chapter].loaded if not source.startswith("data:")}
-    parts = [chapter, *(posixpath.normpath(f"understand/{name}") for name in loaded if name.endswith((".css", ".js")))]
-    weight = {name: len(gzip.compress((html / name).read_bytes())) for name in parts}
-    assert sum(weight.values()) < 200_000, weight

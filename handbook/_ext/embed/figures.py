@@ -12,6 +12,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
+from .svg_slim import slim
+
 # The palette of ddplab.labs.plotting, as custom properties of the style sheet; elsewhere the colours stay as they are.
 RANK_COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a7b00", "#6b6b6b"]
 _PAGE_COLORS = {color: f"var(--rank-{rank}, {color})" for rank, color in enumerate(RANK_COLORS)} | {
@@ -20,8 +22,8 @@ _PAGE_COLORS = {color: f"var(--rank-{rank}, {color})" for rank, color in enumera
     "#e4e7eb": "var(--figure-faint, #e4e7eb)",
     "#7a3b8f": "var(--accent, #7a3b8f)",
 }
-_FONT = re.compile(r"font-family: [^;\"]*")
-_SIZE = re.compile(r"(<svg\b[^>]*?) width=\"([\d.]+)pt\" height=\"([\d.]+)pt\"")
+_FONT = re.compile(r"font-family: ?[^;\"]*")
+_SIZE = re.compile(r"(<svg\b[^>]*?) width=\"([\d.]+)pt\" height=\"[\d.]+pt\"([^>]*?)(?: style=\"([^\"]*)\")?>")
 
 
 class InlineFigures(SphinxPostTransform):
@@ -65,7 +67,8 @@ def inline_svg(path: Path, alt: str, *, prefix: str, adaptive: bool) -> str:
     svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in referenced else "", svg)
     svg = re.sub(r"url\(#", f"url(#{prefix}", svg)
     svg = re.sub(r'href="#', f'href="#{prefix}', svg)
-    svg = _SIZE.sub(rf'\1 class="figure" role="img" aria-label="{escape(alt)}" style="width: \2pt"', svg, count=1)
+    name = escape(alt).replace("\\", r"\\")
+    svg = _SIZE.sub(rf'\1\3 class="figure" role="img" aria-label="{name}" style="width:\2pt;\4">', svg, count=1)
     return follow_page(svg) if adaptive else svg
 
 
@@ -80,6 +83,8 @@ def _read(path: Path, _modified: int) -> str:
     """The file without what only a file needs; white space between elements goes too."""
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :]
+    if 'id="figure_1"' in svg:
+        svg = slim(svg)
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     # A hundredth of a point is finer than any screen or printer. Only in tags: between them stand the labels.
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)

@@ -35,6 +35,8 @@ MARGIN_PX = 0.5  # room for glyphs that lean out of their box
 WIDE_EM = 17.0  # wider equations scroll on a phone, so the keyboard must reach them
 
 SHARING = "html"  # the builder of pages in which formulas share their glyphs
+# In a page: what its style sheet says of every formula, and the TeX, which is its `aria-label` already.
+_SAID = re.compile(r' fill="currentColor" stroke="none" overflow="visible"><title>[^<]*</title>')
 _SYMBOL = re.compile(r'<symbol id="([^"]*)".*?</symbol>', re.DOTALL)
 
 _LARGE = set("∑∏∐∫∬∭∮⋀⋁⋂⋃⨁⨂⨀⨄⨆⊎")
@@ -169,6 +171,7 @@ def share_glyphs(app: Sphinx, pagename: str, template: str, context: dict[str, A
     body = context.get("body", "")
     if app.builder.name != SHARING or "<symbol" not in body:
         return
+    body = _SAID.sub(">", body.replace("STIXTwoMathRegular_", "g"))
     glyphs = {match[1]: match[0] for match in _SYMBOL.finditer(body)}
     store = '<svg aria-hidden="true" focusable="false" style="position:absolute;width:0;height:0;overflow:hidden">'
     context["body"] = f"{store}{''.join(glyphs.values())}</svg>{_SYMBOL.sub('', body)}"
