@@ -191,7 +191,7 @@ def test_moments_go_by_the_number_of_a_parameter(tmp_path):
 
 @proves("ckpt-load-copies-weights")
 def test_a_load_copies_weights_and_takes_over_moments():
-    """What was loaded onto the parameters' device: storages of the weights are others, those of the moments the same."""
+    """Loaded onto the parameters' device: the weights lie elsewhere, the moments where they were."""
     model = network()
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(2, 16, device=device())).sum().backward()
