@@ -97,10 +97,11 @@ assert sorted((who, text) for _, who, text in starts) == expected
 # - A restart concerns *all* ranks: the healthy one is stopped too, and both come back under their old numbers, as new processes.
 # - :measured:`kill-a-rank.twice:.0f` steps were trained twice, those since the last checkpoint: fewer than there are between two saves.
 # - The losses do not show where the interruption was, because everything that a step depends on was saved, or follows from the number of the step.
-# - The surviving rank often reports ``Connection closed`` or ``reset``. That is the consequence; ``exitcode: -9`` names the cause.
+# - On gloo the surviving rank often reports ``Connection closed`` or ``reset``. That is the consequence; ``exitcode: -9`` names the cause.
 #
 # What this does not mean
 # -----------------------
 #
 # That a restart takes :measured:`kill-a-rank.pause:.0f` on your cluster: this model is tiny, and nearly all of the pause is the start of Python and torch.
+# Nor that a survivor fails at once on NCCL: there it hangs until its agent ends it (not run).
 # Nor that it always works with the store that torchrun shares by default: see :doc:`/labs/setup/plot_14_elastic_stale`.

@@ -160,7 +160,7 @@ ax.set(ylim=(2.5, -1.2), xlim=(0, 1.1 * (max(life["to_s"] for life in lives) - z
 #
 # - The agent's death alone changed nothing: its rank trained on, and nobody else noticed.
 #   Killing an agent with SIGKILL leaves its ranks behind.
-# - The loss of a rank took one of agent A's restarts, because A's own rank failed with it. The new node took none.
+# - The loss of a rank took one of agent A's restarts, because A's own rank failed with it, on gloo at once. The new node took none.
 # - ``TORCHELASTIC_RESTART_COUNT`` is each agent's own count: at the end it is 1 on rank 1 and 0 on rank 0.
 #   It numbers neither lives nor checkpoints, and must not go into a name or port that ranks have to agree on.
 # - Agent A's rank was 1, then 0, then 1. Numbers follow the addresses of the nodes that are there; store nothing under a rank's number.

@@ -219,7 +219,7 @@ def test_a_second_save_before_the_end_of_the_first(tmp_path):
 
 @proves("ckpt-async-rank-0-alone")
 def test_rank_0_saves_alone_in_the_background(tmp_path):
-    """Without collectives, while all ranks train; read on other numbers of ranks."""
+    """Without collectives, while all ranks train; read by one rank of DDP and by three of FSDP2."""
 
     def write(path):
         model, optimizer = build()
@@ -232,8 +232,8 @@ def test_rank_0_saves_alone_in_the_background(tmp_path):
             future.result()
         return called
 
-    def read(path):
-        model, optimizer = build("FSDP2", seed=99)
+    def read(path, wrapper):
+        model, optimizer = build(wrapper, seed=99)
         state = state_of(model, optimizer)
         dcp.load(state, checkpoint_id=path)
         options = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
@@ -242,12 +242,13 @@ def test_rank_0_saves_alone_in_the_background(tmp_path):
 
     called, _ = launch(write, 2, tmp_path / "saved", env=ON_CPU)
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [".metadata", "__0_0.distcp"]
-    assert all(equal(found, called) for found in launch(read, 3, tmp_path / "saved", env=ON_CPU))
+    for wrapper, ranks in (("DDP", 1), ("FSDP2", 3)):
+        assert all(equal(found, called) for found in launch(read, ranks, tmp_path / "saved", wrapper, env=ON_CPU))
 
 
 @proves("ckpt-async-errors-in-the-future")
 def test_a_failed_save_is_heard_of_in_the_future_only(tmp_path):
-    """Rank 1 cannot write: the loop runs on, and both ranks' futures hold what is not an Exception."""
+    """Rank 1 of 3 cannot write: the loop runs on, and all ranks' futures hold what is not an Exception."""
 
     def worker(path):
         class Fails(dcp.FileSystemWriter):
@@ -263,7 +264,7 @@ def test_a_failed_save_is_heard_of_in_the_future_only(tmp_path):
         train(model, optimizer)  # nothing raises here
         return type(failed), sorted(failed.failures), "No space left" in str(failed)
 
-    for kind, ranks, named in launch(worker, 2, tmp_path / "saved"):
+    for kind, ranks, named in launch(worker, 3, tmp_path / "saved"):
         assert kind is dcp.api.CheckpointException
         assert not issubclass(kind, Exception)
         assert (ranks, named) == ([1], True)
@@ -469,17 +470,22 @@ def test_what_differs_between_ranks_is_saved_once(tmp_path):
 
 @proves("ckpt-dcp-shares-the-writing")
 def test_equal_tensors_are_written_once(tmp_path):
-    """Eight tensors of one size on four ranks, with the default planner and with the lowest rank as writer."""
+    """Eight tensors of one size on four ranks, with the default planner and with the lowest rank as writer.
+
+    And one as large as eight others: the rank that has it gets nothing more.
+    """
 
     def write(path):
         state = {f"{i}": torch.zeros(100) for i in range(8)}
         for lowest in (False, True):
             planner = dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=lowest)
             dcp.save(state, checkpoint_id=path / str(lowest), planner=planner)
+        large = {"large": torch.zeros(800), **{f"{i}": torch.zeros(100) for i in range(8)}}
+        dcp.save(large, checkpoint_id=path / "one is large")
 
     launch(write, 4, tmp_path)
-    for lowest, expected in ((False, [2] * 4), (True, [8, 0, 0, 0])):
-        stored = dcp.FileSystemReader(tmp_path / str(lowest)).read_metadata().storage_data.values()
+    for name, expected in ("False", [2] * 4), ("True", [8, 0, 0, 0]), ("one is large", [1, 3, 3, 2]):
+        stored = dcp.FileSystemReader(tmp_path / name).read_metadata().storage_data.values()
         holders = [info.relative_path for info in stored]
         assert [holders.count(f"__{rank}_0.distcp") for rank in range(4)] == expected
 

@@ -86,6 +86,12 @@ if (fate, life) == ("exit", "0"):
         while not os.path.exists(f"{folder}/0 is there"):  # a signal that comes before its handler would end rank 0
             time.sleep(0.05)
         os._exit(75)
+if fate == "rank 2 fails":
+    open(f"{folder}/{rank} is there", "w").close()
+    if (rank, life) == ("2", "0"):
+        while not all(os.path.exists(f"{folder}/{other} is there") for other in (0, 1)):
+            time.sleep(0.05)
+        os._exit(1)
 if (fate, world, rank) == ("need the other", "2", "1"):
     open(f"{folder}/pipe").read()  # until the other has ended
     say("is alone")
@@ -96,6 +102,12 @@ while time.monotonic() < end_s:
         say("has no agent now")
         agent, end_s = os.getppid(), time.monotonic() + 3
     time.sleep(0.1)
+"""
+# Holds the rendezvous and nothing else: no agent is its host.
+STORE = """
+import sys, time, torch.distributed as dist
+store = dist.TCPStore(sys.argv[1], int(sys.argv[2]), is_master=True, wait_for_workers=False)
+time.sleep(300)
 """
 
 
@@ -157,12 +169,48 @@ def two_agents_are_killed(folder):
         os.kill(agents[2].pid, signal.SIGKILL)
         agents[2].wait_for("rank 2 of 3 life 0: has no agent now", LIMIT_S)
         agents[0].wait_for("Detected dead node '127.0.0.3", LIMIT_S)
+        (orphan,) = re.findall(r"rank 2 of 3 life 0: pid (\d+)", agents[2].output)
+        wait_until(lambda: not os.path.exists(f"/proc/{orphan}"))  # the node is gone, its ranks with it
         beat = "has sent a keep-alive heartbeat"
         later = agents[0].output.count(beat) + 3
         wait_until(lambda: agents[0].output.count(beat) > later)
         one_less = [agent.output for agent in agents[:2]]
         os.kill(agents[0].pid, signal.SIGKILL)
         return one_less, agents[1].wait(LIMIT_S), agents[1].output
+
+
+def one_of_three_fails(folder):
+    """Rank 2 ends, its agent stays; the ranks of the other nodes go on waiting, as in a collective of NCCL."""
+    with loopback(3) as hosts:
+        program_of_ranks = program(WAITING, "rank 2 fails", folder)
+        each = {host: [f"--rdzv-conf=is_host={int(host is hosts[0])}"] for host in hosts}
+        agents = torchrun(hosts, "--max-restarts=1", *program_of_ranks, each=each.get)
+        for agent in agents:
+            wait_until(lambda agent=agent: agent.output.count(": pid") == 2)
+        return [agent.output for agent in agents]
+
+
+def the_store_is_a_process_of_its_own(folder):
+    """Two agents, neither of which hosts the rendezvous; the one that is node 0 is killed with its rank."""
+    os.mkfifo(folder / "pipe")
+    with loopback(2) as hosts:
+        port = hosts[1].free_port()
+        hosts[1].start(["python", "-c", STORE, hosts[1].address, str(port)], hosts[1].agent_env)
+        conf = "is_host=0,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
+        meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[1].address}:{port}", f"--rdzv-conf={conf}"]
+
+        def start(host):
+            options = ["--nnodes=1:2", "--max-restarts=1", f"--local-addr={host.address}", *meet]
+            ranks = program(WAITING, "need the other", folder)
+            return host.start(["torchrun", *options, *ranks], {**host.agent_env, **FRESH})
+
+        first, second = map(start, hosts)
+        pid = re.search(r"pid (\d+)", first.wait_for("rank 0 of 2", LIMIT_S))[1]
+        second.wait_for("rank 1 of 2", LIMIT_S)
+        os.kill(first.pid, signal.SIGKILL)
+        os.kill(int(pid), signal.SIGKILL)
+        second.wait_for("rank 0 of 1 life 1", LIMIT_S)
+        return second.output, second.returncode
 
 
 def a_node_joins_and_is_lost(fresh, restarts, folder):
@@ -198,6 +246,7 @@ def jobs(tmp_path_factory):
         "same store": partial(a_node_joins_and_is_lost, False, 1),
     }
     jobs |= {job.__name__: job for job in (one_rank_is_killed, one_rank_exits, two_agents_are_killed)}
+    jobs |= {job.__name__: job for job in (one_of_three_fails, the_store_is_a_process_of_its_own)}
     with ThreadPoolExecutor(len(jobs)) as pool:
         yield {name: pool.submit(job, tmp_path_factory.mktemp("job")) for name, job in jobs.items()}
 
@@ -249,6 +298,25 @@ def test_a_killed_agent_leaves_its_rank_and_nobody_notices(jobs):
     for output in jobs["two_agents_are_killed"].result()[0]:
         assert "got SIG" not in output
         assert "life 1" not in output
+
+
+@proves("ckpt-failed-rank-calls-all-agents")
+def test_a_failed_rank_restarts_the_ranks_of_other_nodes_though_these_have_not_failed(jobs):
+    """Rank 2's agent meets anew; the others see a node that waits, end their ranks, and count nothing."""
+    *others, failed = jobs["one_of_three_fails"].result()
+    assert re.findall(r"rank \d of 3 (life \d): pid", failed) == ["life 0", "life 1"]
+    for output in others:
+        assert re.findall(r"rank \d of 3 (life \d): pid", output) == ["life 0", "life 0"]
+        assert len(re.findall(r"rank \d of 3 life 0: got SIGTERM", output)) == 1
+
+
+@proves("ckpt-store-of-its-own-survives")
+def test_with_a_store_of_its_own_the_loss_of_node_0_is_survived(jobs):
+    """The rendezvous is in a process that is no agent; the agent and rank of node 0 are killed, the other goes on."""
+    output, code = jobs["the_store_is_a_process_of_its_own"].result()
+    assert "rank 1 of 2 life 0: is alone" in output
+    assert "rank 0 of 1 life 1: pid" in output
+    assert code is None
 
 
 @proves("ckpt-lost-rendezvous-host-ends-job")

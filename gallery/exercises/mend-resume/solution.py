@@ -24,7 +24,7 @@ def train(
     optimizer = torch.optim.SGD(ddp.parameters(), lr=lr, momentum=0.9)
     first_epoch = 0
     if checkpoint.exists():  # on every rank: DDP will not broadcast again
-        saved = torch.load(checkpoint, map_location=x.device)
+        saved = torch.load(checkpoint, map_location="cpu")
         ddp.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])  # the momentum
         first_epoch = saved["epoch"]

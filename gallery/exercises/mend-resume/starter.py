@@ -35,7 +35,7 @@ def train(
     """Train `model` from where `checkpoint` ends, or from the beginning, to `last_epoch`."""
     first_epoch = 0
     if checkpoint.exists():
-        saved = torch.load(checkpoint, map_location=x.device)
+        saved = torch.load(checkpoint, map_location="cpu")
         model.load_state_dict(saved["model"], strict=False)  # strict complained of the names
         first_epoch = saved["epoch"]
         print(f"resumed after {first_epoch} epochs", flush=True)

@@ -1,0 +1,69 @@
+"""A chapter's shape: what a reader can rely on in each, counted from the built pages."""
+
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+from docutils import nodes
+from docutils.nodes import document
+
+from _ext.cards.card_page import card
+from _ext.forms.reading_time import prose_words
+
+ROOT = Path(__file__).parents[2]
+# "(understand|run|…)/…", as it stands in conf.py: the documents that say how long they take
+CHAPTERS = re.compile(
+    re.search(r'^reading_time_documents = r"(.*)"', (ROOT / "conf.py").read_text(encoding="utf-8"), re.M)[1]
+)
+# The house's budget, as words of prose; the one that builds DDP has a larger one.
+MOST_WORDS, MORE = 4500, {"understand/from-scratch": 5000}
+
+
+@pytest.fixture(scope="module")
+def chapters(html: Path) -> dict[str, document]:
+    """All chapters, as Sphinx has read them."""
+    folder = html.parent / "doctrees" / "book"
+    paths = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.glob("*/*.doctree")}
+    names = [name for name in paths if CHAPTERS.fullmatch(name) and (ROOT / f"handbook/{name}.md").exists()]
+    return {name: pickle.loads(paths[name].read_bytes()) for name in sorted(names)}
+
+
+def test_words_of_prose(chapters):
+    """Without code, output, tables, figures and cards, as the reading time counts them."""
+    words = {name: prose_words(chapter) for name, chapter in chapters.items()}
+    over = [
+        f"{name}: {n} words, at most {MORE.get(name, MOST_WORDS)}"
+        for name, n in words.items()
+        if n > MORE.get(name, MOST_WORDS)
+    ]
+    assert len(words) > 15
+    assert not over, "\n".join(over)
+
+
+def outcomes(chapter: document) -> int:
+    """How many lines follow "After this chapter you can"."""
+    for paragraph in chapter.findall(nodes.paragraph):
+        if paragraph.astext().startswith("After this chapter you can"):
+            after = paragraph.next_node(nodes.bullet_list, descend=False, siblings=True)
+            return len(after.children) if after else 0
+    return 0
+
+
+def quizzes(chapter: document) -> int:
+    """How many questions stand under the last heading."""
+    sections = list(chapter.findall(nodes.section))
+    return sum(1 for _ in sections[-1].findall(card))
+
+
+def test_each_chapter_says_what_it_is_for_and_ends_with_questions(chapters):
+    """Three outcomes, how long it takes, and three to five questions at its end."""
+    found = {}
+    for name, chapter in chapters.items():
+        if next(chapter.findall(nodes.title)).astext().startswith("Appendix"):
+            continue  # it delights who wants it, and is asked for nothing
+        times = sum("reading-time" in paragraph["classes"] for paragraph in chapter.findall(nodes.paragraph))
+        shape = outcomes(chapter), times, quizzes(chapter)
+        if shape[:2] != (3, 1) or not 3 <= shape[2] <= 5:
+            found[name] = "{} outcomes, {} reading times, {} questions".format(*shape)
+    assert not found
