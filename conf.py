@@ -25,6 +25,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "_ext.embed.lab_page",
     "_ext.embed.lab_embed",
+    "_ext.embed.lab_cards",
     "_ext.embed.code_diff",
     "_ext.embed.kit_reference",
     "_ext.embed.edition_page",
@@ -62,6 +63,7 @@ myst_enable_extensions = [
 ]
 myst_heading_anchors = 3
 reading_time_documents = r"(understand|run|fast|keep)/(?!practice).*|repair/(broken|tools|fault-lab)"
+lab_card_documents = reading_time_documents
 bibtex_bibfiles = ["handbook/references.bib"]
 bibtex_default_style = "unsrt"
 numfig = True
