@@ -106,7 +106,7 @@ ax.set_title("The same bytes cost more in more messages")
 # What to notice
 # --------------
 # - Neither the bytes nor the bits of the result changed; only the number of messages did.
-# - Each message costs about :measured:`one-flat-buffer.per_message:.0f` before its first byte counts: that is the latency :math:`\alpha` of :ref:`internals-collectives`, here of the stamp's backend between two processes that share a machine.
+# - Each all-reduce costs about :measured:`one-flat-buffer.per_message:.0f` before its first byte counts: on two ranks that is twice the latency :math:`\alpha` of a message (:ref:`internals-collectives`), here of the stamp's backend between two processes that share a machine.
 #   :measured:`one-flat-buffer.messages` one after the other pay it that many times.
 #
 # What this does not mean

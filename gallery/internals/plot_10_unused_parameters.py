@@ -62,6 +62,7 @@ def worker(pattern, options):
 # %%
 # The default
 # -----------
+# Both ranks leave out the same head.
 # Nothing visible goes wrong in the first step; the error comes with the *second* forward.
 # ``TORCH_DISTRIBUTED_DEBUG=INFO`` adds the names of the parameters.
 
@@ -155,4 +156,6 @@ ax.set_title("A rank that did not use a parameter counts as zero in its mean")
 #
 # What this does not mean
 # -----------------------
+# That the ranks always agree in what they miss: if one alone leaves a parameter out, the others hang in their first backward (:doc:`/labs/debugging/plot_11_unused_parameter`).
+#
 # That DDP must search for every unused parameter: one that no step uses is better frozen (``requires_grad_(False)``) before DDP is constructed.

@@ -1,6 +1,6 @@
 """
-An average of an average
-========================
+A second division
+=================
 
 Hand-written data parallelism divides by the world size, and the line stays when DDP is added.
 DDP already divides, so the gradient is too small by that factor, on all ranks.

@@ -1,5 +1,6 @@
 """How buckets are filled, rebuilt and launched, read back from a communication hook."""
 
+import contextlib
 import copy
 
 import torch
@@ -101,6 +102,74 @@ def test_the_greedy_rule_predicts_the_buckets_of_ddp():
                 assert buckets == [[order[position] for position in bucket] for bucket in predicted]
 
 
+@proves("rebuild-after-the-first-sync")
+def test_the_rebuild_follows_the_first_synchronizing_backward():
+    """n: a micro-batch under no_sync; g: a forward without gradients; s: a step. Which of them sends the new layout."""
+
+    def worker(moments):
+        ddp, x, rebuilt = DistributedDataParallel(mlp(width=8).to(device())), torch.ones(2, 8, device=device()), []
+        for number, moment in enumerate(moments, start=1):
+            before = len(flight_records())
+            with torch.set_grad_enabled(moment != "g"), ddp.no_sync() if moment == "n" else contextlib.nullcontext():
+                loss = ddp(x).sum()
+                rebuilt += [number] * ([e.operation for e in flight_records()[before:]] == ["broadcast"] * 2)
+                if moment != "g":
+                    loss.backward()
+        return rebuilt
+
+    for moments, forward in {"sss": 2, "nnnsnns": 5, "sgs": 3, "gss": 3, "snns": 2}.items():
+        for ranks in (2, 3):
+            assert launch(worker, ranks, moments) == [[forward]] * ranks, moments
+
+
+class TwoTypes(nn.Module):
+    """Seven parameters in float32 or bfloat16; the forward takes the order in which their gradients become ready."""
+
+    def __init__(self, elements):
+        super().__init__()
+        self.layers = nn.ParameterList(
+            nn.Parameter(torch.ones(elements, dtype=torch.bfloat16 if i in (1, 2, 3, 5) else torch.float32))
+            for i in range(7)
+        )
+
+    def forward(self, order):
+        x = torch.ones(1, device=device())
+        for i in reversed(order):
+            x = x * self.layers[int(i)].float().mean()
+        return x.sum()
+
+
+@proves("mixed-types-in-buckets")
+def test_each_type_has_its_own_buckets_and_caps_and_what_is_left_goes_last():
+    """Numbers 1, 2, 3 and 5 are bfloat16. A bucket per type in the first backward; then each type fills its own."""
+
+    def worker(elements, order, cap_mb):
+        ddp, launched = DistributedDataParallel(TwoTypes(elements).to(device()), bucket_cap_mb=cap_mb), []
+        number = {parameter: i for i, parameter in enumerate(ddp.parameters())}
+
+        def note_bucket(state, bucket):
+            launched[-1].append([number[parameter] for parameter in bucket.parameters()])
+            return allreduce_hook(None, bucket)
+
+        ddp.register_comm_hook(None, note_bucket)
+        for _ in range(3):
+            launched.append([])
+            ddp(order).backward()
+        return launched
+
+    for ranks in (2, 3):
+        for first, *later in launch(worker, ranks, 4096, "1230546", 0.02):
+            assert sorted(first) == [[0, 4, 6], [1, 2, 3, 5]]
+            for closed, also_closed, *left_over in later:
+                assert [closed, also_closed] == [[1, 2, 3], [0, 4]]
+                assert sorted(left_over) == [[5], [6]]  # 5 was ready before 4 and leaves behind it
+        # 1 MiB in float32: the first cap holds for each type by itself.
+        for _, *later in launch(worker, ranks, 2**18, "1230546", None):
+            for closed, also_closed, *left_over in later:
+                assert [closed, also_closed] == [[1, 2], [0]]
+                assert sorted(left_over) == [[3, 5], [4, 6]]
+
+
 @proves("rebuild-second-forward")
 def test_the_second_forward_rebuilds_in_gradient_ready_order():
     """One bucket in the first step; from the second on, one per layer, first-ready first, though registered first."""
@@ -122,7 +191,8 @@ def test_static_graph_rebuilds_at_the_third_forward():
     def worker():
         return watched_steps(mlp(layers=3), torch.ones(2, 512), 4, bucket_cap_mb=1, static_graph=True)[2]
 
-    assert [[len(step) for step in launched] for launched in launch(worker, 2)] == [[1, 1, 3, 3]] * 2
+    for ranks in (2, 3):
+        assert [[len(step) for step in launched] for launched in launch(worker, ranks)] == [[1, 1, 3, 3]] * ranks
 
 
 @proves("unused-never-rebuilds")
@@ -175,7 +245,9 @@ def test_a_bucket_that_is_ready_first_waits_for_its_turn():
         return log
 
     # Layer i is in bucket 2 − i: "ready 2" is the gradient of bucket 2.
-    assert launch(worker, 2) == [["ready 2", "ready 1", "ready 0", "bucket 0", "bucket 1", "bucket 2"]] * 2
+    for ranks in (2, 3):
+        order = ["ready 2", "ready 1", "ready 0", "bucket 0", "bucket 1", "bucket 2"]
+        assert launch(worker, ranks) == [order] * ranks
 
 
 @proves("gradients-are-views")

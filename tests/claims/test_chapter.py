@@ -1,9 +1,9 @@
 """Claims of the internals chapter that belong to no single lab: orders, traps and 2.13's flags."""
 
 import contextlib
+import re
 import warnings
 
-import pytest
 import torch
 import torch.distributed as dist
 from proof import proves
@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddplab import LaunchError, device, launch
+from ddplab import device, launch
 from ddplab.runtime.needs import needs
 
 
@@ -35,17 +35,22 @@ def step(ddp, width=64, rows=2):
 def test_the_first_backward_reduces_one_bucket_with_everything():
     """Small caps ask for many buckets; the first backward still launches a single one, the second many."""
 
-    def worker():
-        ddp, launched = watched(nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)]), bucket_cap_mb=0.02)
-        step(ddp)
-        first = list(launched)
-        launched.clear()
-        step(ddp)
-        return [len(bucket) for bucket in first], len(launched)
+    def worker(find_unused):
+        layers = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+        ddp, launched = watched(layers, bucket_cap_mb=0.02, find_unused_parameters=find_unused)
+        sizes = []
+        for _ in range(3):
+            launched.clear()
+            step(ddp)
+            sizes.append([len(bucket) for bucket in launched])
+        return sizes
 
-    for first, second in launch(worker, 2):
-        assert first == [12]  # six layers, a weight and a bias each
-        assert second > 1
+    for ranks in (2, 3):
+        for first, *later in launch(worker, ranks, False):
+            assert first == [12]  # six layers, a weight and a bias each
+            assert all(len(buckets) > 1 for buckets in later)
+        for first, *_ in launch(worker, ranks, True):
+            assert len(first) > 1
 
 
 @proves("cap-list-shapes-the-first-backward")
@@ -84,27 +89,31 @@ def test_rank_zero_decides_the_rebuilt_order():
             parameter.register_post_accumulate_grad_hook(lambda p: ready.append([tuple(p.shape)]))
         for _ in range(2):
             ready.clear(), launched.clear()
-            ddp(x, slim_first=dist.get_rank() == 1).backward()
+            ddp(x, slim_first=dist.get_rank() > 0).backward()
         return ready, launched
 
-    results = launch(worker, 2)
-    assert results[0][0] == results[1][0][::-1]  # the gradients became ready in opposite orders
-    assert all(launched == results[0][0] for _, launched in results)
+    for ranks in (2, 3):
+        (of_rank_0, _), *others = results = launch(worker, ranks)
+        assert all(ready == of_rank_0[::-1] for ready, _ in others)  # rank 0 is outvoted
+        assert all(launched == of_rank_0 for _, launched in results)
 
 
 @proves("grad-hooks-see-local-gradients")
 def test_a_gradient_hook_sees_the_local_gradient():
     """A post-accumulate hook reads this rank's own gradient; after backward ``.grad`` holds the mean."""
 
-    def worker():
+    def worker(views):
         rank, seen = dist.get_rank(), []
-        ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(device()))
+        model = nn.Linear(1, 1, bias=False).to(device())
+        ddp = DistributedDataParallel(model, gradient_as_bucket_view=views)
         weight = ddp.module.weight
         weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.item()))
         ddp(torch.full((1, 1), rank + 1.0, device=device())).sum().backward()
         return seen, weight.grad.item()
 
-    assert launch(worker, 2) == [([1.0], 1.5), ([2.0], 1.5)]
+    for views in (False, True):
+        assert launch(worker, 2, views) == [([1.0], 1.5), ([2.0], 1.5)]
+        assert launch(worker, 3, views) == [([1.0], 2.0), ([2.0], 2.0), ([3.0], 2.0)]
 
 
 @proves("one-backward-per-forward")
@@ -123,7 +132,9 @@ def test_two_forwards_then_two_backwards_synchronize_once():
         (ddp(x).sum() + ddp(x).sum()).backward()
         return launches, after_first, after_second, ddp.module.weight.grad.item()
 
-    assert launch(worker, 2) == [(1, 1.5, 1.5 + 1.0, 3.0), (1, 1.5, 1.5 + 2.0, 3.0)]
+    for ranks in (2, 3):
+        mean = (ranks + 1) / 2
+        assert launch(worker, ranks) == [(1, mean, mean + 1.0 + rank, 2 * mean) for rank in range(ranks)]
 
 
 def accumulate(ddp, batches, loss_of):
@@ -171,7 +182,8 @@ def test_before_the_unused_error_gradients_are_local():
         ddp(torch.full((1, 1), dist.get_rank() + 1.0, device=device())).sum().backward()
         return ddp.module.used.weight.grad.item()
 
-    assert launch(worker, 2) == [1.0, 2.0]
+    for ranks in (2, 3):
+        assert launch(worker, ranks) == [rank + 1.0 for rank in range(ranks)]
 
 
 @proves("forward-flag-keeps-init-sync")
@@ -274,13 +286,16 @@ def test_join_divides_by_the_initial_world_size():
 
 @proves("different-models-raise")
 def test_a_different_number_of_parameters_raises_with_both_counts():
-    """Rank 1 has one parameter more: the constructor raises and says which rank has how many."""
+    """Rank 1 has one parameter more: every rank raises, and says how many it has and how many another one has."""
 
     def worker():
-        DistributedDataParallel(nn.Linear(2, 2, bias=dist.get_rank() == 1).to(device()))
+        try:
+            DistributedDataParallel(nn.Linear(2, 2, bias=dist.get_rank() == 1).to(device()))
+        except RuntimeError as error:
+            return re.search(r"has (\d) params, .* inconsistent (\d) params", str(error)).groups()
 
-    with pytest.raises(LaunchError, match=r"Rank (0 has 1|1 has 2) params, .* inconsistent [12] params"):
-        launch(worker, 2)
+    for ranks in (2, 3):
+        assert launch(worker, ranks) == [("2", "1") if rank == 1 else ("1", "2") for rank in range(ranks)]
 
 
 @proves("buckets-keep-the-parameter-dtype")

@@ -24,7 +24,8 @@ def test_the_constructor_copies_the_state_of_rank_zero():
         return before, list(model.state_dict().values())
 
     for ranks in (2, 3, 4):
-        (of_rank_0, _), *others = launch(worker, ranks)
+        (of_rank_0, kept), *others = launch(worker, ranks)
+        assert all(map(torch.equal, kept, of_rank_0))
         for before, after in others:
             assert not all(map(torch.equal, before, of_rank_0))
             assert all(map(torch.equal, after, of_rank_0))

@@ -53,12 +53,18 @@ def test_different_models_raise_on_every_rank():
     def width(rank):
         return network(width=64 + rank % 2)
 
+    def buffer(rank):
+        net = nn.Linear(2, 2)
+        net.register_buffer("seen", torch.zeros(2 + rank % 2))
+        return net.to(device())
+
     def dtype(rank):
         return network().to(torch.float64 if rank == 1 else torch.float32)
 
     cases = [
         (verify.DDP, lambda rank: network(seed=rank % 2), "0.weight on rank 1 differs from rank 0"),
         (DDP, width, "0.weight (64, 16) torch.float32 trained on rank 0, but 0.weight (65, 16)"),
+        (DDP, buffer, "seen (2,) torch.float32 on rank 0, but seen (3,) torch.float32 on rank 1"),
         (DDP, dtype, "0.weight (64, 16) torch.float32 trained on rank 0, but 0.weight (64, 16) torch.float64"),
         (DDP, lambda rank: nn.Linear(2, 2, bias=rank != 1), "bias (2,) torch.float32 trained on rank 0, but missing"),
         (verify.DDP, lambda rank: network(), "equal"),

@@ -186,6 +186,30 @@ def test_the_optimizer_state_stays_equal_though_never_sent():
             assert not any(sent)
 
 
+@proves("autocast-keeps-copies-of-weights")
+def test_autocast_keeps_copies_of_weights_for_the_backward():
+    """What autograd saves of two layers: without autocast the weight itself, with it a copy in half the bytes."""
+
+    def saved_weights(autocast):
+        net, found = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 16)).to(device()), []
+        weights = {p.untyped_storage().data_ptr() for p in net.parameters()}
+
+        def note(tensor):
+            if tensor.shape[0] != 8:  # the others are activations, of a batch of 8
+                found.append((tensor.dtype, tensor.untyped_storage().data_ptr() in weights))
+            return tensor
+
+        x = torch.ones(8, 64, device=device(), requires_grad=True)
+        noted = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        with noted, torch.autocast(device().type, torch.bfloat16, enabled=autocast):
+            net(x)
+        return found
+
+    for plain, autocast in launch(lambda: (saved_weights(False), saved_weights(True)), 2):
+        assert plain == [(torch.float32, True)] * 2
+        assert autocast == [(torch.bfloat16, False)] * 2
+
+
 @proves("memory-ledger-exact")
 def test_the_memory_ledger_is_exact():
     """The storages of all tensors, each counted once; Adam also counts steps, in 4 bytes per parameter tensor."""

@@ -1,5 +1,7 @@
 """What happens when a parameter takes no part in the loss."""
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 from proof import proves
@@ -10,14 +12,14 @@ from ddplab import device, launch
 
 
 class TwoHeads(nn.Module):
-    """A forward uses one of two heads; the parameters of the other one are unused."""
+    """A forward uses the heads that it is given; the parameters of the others are unused."""
 
     def __init__(self):
         super().__init__()
         self.trunk, self.a, self.b = (nn.Linear(1, 1, bias=False) for _ in range(3))
 
-    def forward(self, x, head):
-        return getattr(self, head)(self.trunk(x)).sum()
+    def forward(self, x, heads):
+        return sum(getattr(self, head)(self.trunk(x)).sum() for head in heads)
 
 
 def run(heads, **options):
@@ -45,14 +47,65 @@ def run(heads, **options):
 
 @proves("unused-raises-second-forward")
 def test_an_unused_parameter_makes_the_second_forward_raise():
-    """The first forward and backward return; the error comes from the second forward and names the parameter."""
+    """The first forward and backward return; the error comes from the second forward and names the parameter.
+
+    Ranks may leave out different heads, as long as each leaves out one.
+    """
+
+    def worker(differ):
+        return run(["b" if differ and dist.get_rank() else "a"] * 3)
+
     for ranks in (2, 3):
-        for where, text, completed in launch(lambda: run("aaa"), ranks, env={"TORCH_DISTRIBUTED_DEBUG": "INFO"}):
-            assert where == "forward 2"
-            assert len(completed) == 1
-            assert "parameters that were not used in producing loss" in text
-            assert "did not receive grad for rank" in text
-            assert "b.weight" in text
+        for differ in (False, True):
+            found = launch(worker, ranks, differ, env={"TORCH_DISTRIBUTED_DEBUG": "INFO"})
+            for rank, (where, text, completed) in enumerate(found):
+                assert where == "forward 2"
+                assert len(completed) == 1
+                assert "parameters that were not used in producing loss" in text
+                assert f"did not receive grad for rank {rank}" in text
+                assert ("a.weight" if differ and rank else "b.weight") in text
+
+
+@proves("unused-found-by-the-next-armed-forward")
+def test_forwards_without_gradients_do_not_count():
+    """n: a micro-batch under no_sync; g: a forward without gradients; s: a step. Head b is never used."""
+
+    def worker(moments):
+        model, x = DDP(TwoHeads().to(device())), torch.ones(1, 1, device=device())
+        for number, moment in enumerate(moments, start=1):
+            try:
+                if moment == "g":
+                    with torch.no_grad():
+                        model(x, "a")
+                    continue
+                with model.no_sync() if moment == "n" else contextlib.nullcontext():
+                    model(x, "a").backward()
+            except RuntimeError as error:
+                return number if "Expected to have finished reduction" in str(error) else str(error)
+        return "nothing raised"
+
+    for moments, raised in {"ss": 2, "sn": 2, "nnnsn": 5, "sgs": 3, "sggn": 4}.items():
+        for ranks in (2, 3):
+            assert launch(worker, ranks, moments) == [raised] * ranks, moments
+    assert launch(worker, 2, "nnn") == ["nothing raised"] * 2  # without a step that synchronizes nothing is found
+
+
+@proves("unused-accumulated-is-reduced")
+def test_what_a_parameter_accumulated_is_reduced_with_the_step_that_leaves_it_out():
+    """Head b takes part under no_sync and not in the last micro-batch; its gradient is the mean all the same."""
+
+    def worker():
+        model = DDP(TwoHeads().to(device()), find_unused_parameters=True)
+        for p in model.parameters():
+            nn.init.ones_(p)
+        x = torch.full((1, 1), dist.get_rank() + 1.0, device=device())
+        with model.no_sync():
+            model(x, "ab").backward()
+        model(x, "a").backward()
+        return model.module.b.weight.grad.item()
+
+    for ranks in (2, 3):
+        assert launch(worker, ranks) == [sum(range(1, ranks + 1)) / ranks] * ranks
 
 
 @proves("find-unused-completes")
@@ -73,15 +126,20 @@ def test_find_unused_parameters_counts_an_unused_parameter_as_zero():
 
 @proves("static-graph-unused")
 def test_static_graph_needs_an_unused_set_that_never_changes():
-    """The same head in each step: completed, also when ranks differ; heads in turn: the second backward raises."""
+    """The same heads in each step: completed, also if ranks differ; one more raises at once, one less later."""
 
     def worker():
         same = run("aaaa", static_graph=True)
-        differs = run("ab"[dist.get_rank()] * 4, static_graph=True)
-        return same, differs, run("abab", static_graph=True)
+        differs = run(["b" if dist.get_rank() else "a"] * 4, static_graph=True)
+        return same, differs, run("abab", static_graph=True), run(["ab", "a", "a"], static_graph=True)
 
-    for same, differs, changes in launch(worker, 2):
-        assert same == ("completed", "", [[1.5, 1.5, None]] * 4)
-        assert differs == ("completed", "", [[1.5, 0.5, 1.0]] * 4)
-        assert changes[0] == "backward 2"
-        assert "Your training graph has changed" in changes[1]
+    for ranks in (2, 3):
+        total, rest = sum(range(1, ranks + 1)), sum(range(2, ranks + 1))
+        mean, only_first, others = (round(gradient / ranks, 4) for gradient in (total, 1, rest))
+        for same, differs, more, less in launch(worker, ranks):
+            assert same == ("completed", "", [[mean, mean, None]] * 4)
+            assert differs == ("completed", "", [[mean, only_first, others]] * 4)
+            assert more[0] == "backward 2"
+            assert "Your training graph has changed" in more[1]
+            assert less[0] == "forward 3"
+            assert "Expected to have finished reduction" in less[1]
