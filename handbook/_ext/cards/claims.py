@@ -56,7 +56,9 @@ HOLDS = ("any backend", "gloo", "not known on NCCL")
 
 
 def _holds(argument: str) -> str:
-    return directives.choice(argument, HOLDS)
+    if argument.strip() not in HOLDS:  # directives.choice compares in lower case, which no "NCCL" equals
+        raise ValueError(f"{argument.strip()!r}; choose from {', '.join(HOLDS)}")
+    return argument.strip()
 
 
 class ClaimDirective(SphinxDirective):
