@@ -110,7 +110,7 @@ def test_torchrun_takes_options_from_the_environment():
 def test_c10d_numbers_nodes_in_the_order_of_their_addresses(tmp_path):
     """Two agents, whichever has --node-rank 0: 127.0.0.10 is node 0 and 127.0.0.2 node 1, and so are their ranks.
 
-    Without --local-addr it is the full host name, here host-10 and host-2, that decides.
+    Without --local-addr it is the full host name that decides, here two names that can be reached.
     """
 
     def job(wanted):
@@ -129,7 +129,7 @@ def test_c10d_numbers_nodes_in_the_order_of_their_addresses(tmp_path):
         return Program(["python", str(program), *meet, *run], start=lambda command, _: Fork(command, CLEAN))
 
     port = free_port()
-    by_name = [named("host-2", 0, port), named("host-10", 1, port)]
+    by_name = [named("127.0.0.2", 0, port), named("127.0.0.10", 1, port)]
     for agents in [job(0), job(1), by_name]:
         numbers = [[(v["GROUP_RANK"], v["RANK"]) for v in told(agent)] for agent in agents]
         assert numbers == [[("1", "2"), ("1", "3")], [("0", "0"), ("0", "1")]]
