@@ -16,7 +16,7 @@ LEVELS = {
     KIT: [
         {"errors", "files", "ranks"},
         {"runtime", ""},  # "": the package itself, which gives scripts `launch` and `record`
-        {"model", "buckets", "costmodel", "checkpoint", "diagnose", "flight", "scratch"},
+        {"model", "buckets", "costmodel", "checkpoint", "diagnose", "flight", "trace", "scratch"},
         {"labs", "grading", "recording", "cli", "__main__"},
     ],
     BOOK: [{"", "problems", "markup"}, {"evidence"}, {"embed"}, {"cards", "explorers"}, {"forms"}],

@@ -24,6 +24,7 @@ from ..errors import BadInput
 COMMANDS = {  # in the order in which --help lists them
     "diagnose": "find what failed first in the logs of a job, and what to do",
     "simulate": "predict the time of a DDP step, and draw its timeline",
+    "trace": "read profiler traces: buckets, exposed communication, bandwidth, late ranks",
     "recipe": "write a program of the book and what it needs",
     "grade": "run your solution of an exercise on real ranks",
     "tune-buckets": "measure your model on real ranks, recommend a bucket_cap_mb",

@@ -21,8 +21,11 @@ from sphinx.util.nodes import make_refnode
 from ddplab.recording.keys import kit_key
 
 from ..evidence.proofs import Proof, read_proofs, read_results, result_of, results_edition, test_files
+from ..markup import inline
 from ..problems import BuildError, Problem, end_if_any, suggestion, warn_at
-from .claims_page import ShowClaims, add_nodes, claim, claims_list
+from . import claim_tests
+from .claims_list import add_list, claims_list
+from .claims_page import add_nodes, claim, claim_known
 from .register import Entry, Register
 
 
@@ -78,11 +81,12 @@ class ClaimDirective(SphinxDirective):
         if not "".join(self.content).strip():
             warn_at(self.env, f"the claim {name!r} is empty; write the sentence that a test shows", line)
             return []
-        _register(self.env).note(Entry(name, self.env.docname, line))
-        scope = {"holds": self.options.get("holds", ""), "known": self.options.get("known", "")}
-        node = claim(claim_id=name, ids=[f"claim-{name}"], **scope)
+        holds, known = self.options.get("holds", ""), " ".join(self.options.get("known", "").split())
+        _register(self.env).note(Entry(name, self.env.docname, line, (holds, known)))
+        node = claim(claim_id=name, ids=[f"claim-{name}"], holds=holds)
         self.set_source_info(node)
         node += self.parse_content_to_nodes()
+        node += claim_known("", "", *(inline(self, known) if known else ()))
         return [node]
 
 
@@ -105,7 +109,7 @@ def check(app: Sphinx, env: BuildEnvironment) -> list[str]:
     Those are all that show claims, whenever a claim, a test or a result changed: each shows results of others.
     """
     register, edition = _register(env), results_edition(app.config)
-    digest = hashlib.sha256(f"{register.entries()} {kit_key()}".encode())
+    digest = hashlib.sha256(f"{register.entries()} {kit_key()} {app.config.claims_need_scope}".encode())
     for path in [*test_files(), *(sorted(edition.folder.glob("claims/*.json")) if edition else ())]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     if register.data["digest"] == digest.hexdigest():
@@ -134,6 +138,19 @@ def _problems(app: Sphinx, env: BuildEnvironment) -> Iterator[Problem]:
             yield Problem(test.place, f"{proves}, which is not a claim{suggestion(test.claim, stated)}")
         proofs.setdefault(test.claim, test)
     yield from _unproved(register.claims(), proofs, app)
+    if app.config.claims_need_scope:
+        yield from _without_scope(register.claims())
+
+
+def _without_scope(claims: list[Entry]) -> Iterator[Problem]:
+    for entry in claims:
+        holds, known = entry.content
+        if not holds:
+            message = f"the claim {entry.id!r} does not say where it holds; add :holds: with one of {', '.join(HOLDS)}"
+            yield Problem((entry.docname, entry.line), message)
+        elif holds != "gloo" and not known:
+            message = f"the claim {entry.id!r} holds {holds!r}, and does not say how that is known; add :known:"
+            yield Problem((entry.docname, entry.line), message)
 
 
 def _unproved(claims: list[Entry], proofs: dict[str, Proof], app: Sphinx) -> Iterator[Problem]:
@@ -165,7 +182,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_domain(ClaimRegister)
     app.add_directive("claim", ClaimDirective)
     app.add_directive("claims-list", ClaimsList)
-    app.add_post_transform(ShowClaims)
+    app.add_config_value("claims_need_scope", False, "env", bool)
+    add_list(app)
     add_nodes(app)
+    claim_tests.setup(app)
     app.connect("env-updated", check)
-    return {"version": "1", "env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"version": "1", "env_version": 2, "parallel_read_safe": True, "parallel_write_safe": True}

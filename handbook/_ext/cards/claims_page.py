@@ -1,115 +1,168 @@
-"""How claims look: the tick behind each, and the list of all with the tests and their results."""
+"""How a claim looks where it stands: its statement, a tick that names its scope, and a panel that the tick opens.
+
+The panel is a popover of HTML: it needs no script, Esc closes it, and where a browser has none it stands in the text.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from html import escape
-from typing import Any
+from typing import Any, cast
 
 from docutils import nodes
-from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.writers.html5 import HTML5Translator
 
+from ..evidence import labs
 from ..evidence.proofs import Proof, Result, read_proofs, read_results, result_of, results_edition
 from ..markup import close, cross_reference, has_folds
-from .register import Entry
+from .claim_tests import test_uri
 
-_TICKS = {
+STATES = {
     "passed": ("✓", "shown by a test"),
     "skipped": ("○", "has a test, not shown in this edition"),
     "not run": ("○", "has a test, not run in this edition"),
     "failed": ("✗", "does not hold in this edition"),
 }
+# Where a claim holds: what stands beside the tick, and what it says.
+SCOPES = {
+    "": ("", ""),
+    "any backend": ("", "on any backend"),
+    "gloo": ("gloo", "on gloo"),
+    "not known on NCCL": ("NCCL?", "on gloo; not known on NCCL"),
+}
+ON_NCCL = ("", "on NCCL, as this edition shows")
 
 
 class claim(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
-    """A statement; attribute ``claim_id``."""
+    """A statement; attributes ``claim_id``, ``holds``; its last child is a ``claim_known``."""
+
+
+class claim_known(nodes.Inline, nodes.TextElement):  # noqa: N801
+    """How the scope of a claim is known; shown by its panel and the list, not where it stands."""
 
 
 class claim_tick(nodes.Inline, nodes.TextElement):  # noqa: N801
-    """The mark behind a statement; attribute ``state``."""
+    """The mark behind a statement; attributes ``state``, ``label``, ``words``, ``panel`` (the id of what it opens)."""
 
 
-class claims_list(nodes.General, nodes.Element):  # noqa: N801
-    """The place of the list; filled in when the page is written, because it is about all documents."""
+class claim_panel(nodes.General, nodes.Element):  # noqa: N801
+    """What a tick opens; its children are ``claim_fact``."""
 
 
-class claim_test(nodes.General, nodes.Element):  # noqa: N801
-    """The source of a test; attribute ``label``."""
+class claim_fact(nodes.Part, nodes.TextElement):  # noqa: N801
+    """One line of a panel; attribute ``label``."""
 
 
-class ShowClaims(SphinxPostTransform):
-    """Give each claim its tick, and fill in the list."""
+def scope_of(statement: claim, result: Result) -> tuple[str, str]:
+    """What the tick says of where the claim holds, and the words for it: both empty if the claim names no scope.
 
-    default_priority = 5  # before references are resolved
+    An edition that shows a claim on NCCL answers what its author did not know.
+    """
+    if statement["holds"] == "not known on NCCL" and result.state == "passed" and "nccl" in result.backends:
+        return ON_NCCL
+    return SCOPES[statement["holds"]]
+
+
+def statement_of(node: claim) -> list[nodes.Node]:
+    """The sentence, without how its scope is known."""
+    return [child for child in node.children if not isinstance(child, claim_known)]
+
+
+def known_of(node: claim) -> list[nodes.Node]:
+    """How the scope is known, for another place in the same build."""
+    known = next(iter(node.findall(claim_known)), None)
+    return [child.deepcopy() for child in known.children] if known else []
+
+
+class ClaimTransform(SphinxPostTransform):
+    """What the marks and the list share: tests, results, links."""
+
     formats = ("html",)
+
+    @functools.cached_property
+    def proofs(self) -> dict[str, Proof]:
+        """The test of each claim."""
+        return {proof.claim: proof for proof in read_proofs()}
+
+    @functools.cached_property
+    def results(self) -> dict[str, Any]:
+        """What the edition recorded of each claim."""
+        return read_results(results_edition(self.config))
+
+    @property
+    def register(self) -> Any:
+        """All claims of the book."""
+        return self.env.domains["claims"]
+
+    def result(self, name: str) -> Result:
+        """What the edition says of a claim."""
+        return result_of(self.proofs.get(name), self.results)
+
+    def link(self, name: str, to: str, content: nodes.Node) -> nodes.Element:
+        """To the place of a claim (``to`` "place") or its entry in the list ("claim")."""
+        return cross_reference(self.env.docname, f"claims:{to}", name, content)
+
+
+class MarkClaims(ClaimTransform):
+    """Give each claim its tick and its panel."""
+
+    default_priority = 6  # behind the list, which copies claims; before references are resolved
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""
-        claims, places = list(self.document.findall(claim)), list(self.document.findall(claims_list))
-        if not claims and not places:
-            return
-        self.proofs: dict[str, Proof] = {proof.claim: proof for proof in read_proofs()}
-        self.results = read_results(results_edition(self.config))
-        self.register: Any = self.env.domains["claims"]
-        for node in claims:
-            self._add_tick(node)
-        for place in places:
-            place.replace_self(list(self._chapters()))
+        for node in list(self.document.findall(claim)):
+            self._mark(node)
 
-    def _result(self, name: str) -> Result:
-        return result_of(self.proofs.get(name), self.results)
-
-    def _add_tick(self, node: claim) -> None:
+    def _mark(self, node: claim) -> None:
         name = node["claim_id"]
-        tick: nodes.Node = claim_tick("", "", state=self._result(name).state)
-        if self.register.lists():
-            tick = self._link(name, "claim", tick)
+        result = self.result(name)
+        label, words = scope_of(node, result)
+        tick: nodes.Node = claim_tick("", "", state=result.state, label=label, words=words, panel="")
+        known = known_of(node)
+        node[:] = statement_of(node)
         last = node[-1] if isinstance(node[-1], nodes.paragraph) else nodes.paragraph()
         if last.parent is None:
             node += last
+        if has_folds(self.app.builder):
+            cast(nodes.Element, tick)["panel"] = panel = f"shown-{name}"
+            node += claim_panel("", *self._facts(name, result, words, known), ids=[panel])
+        elif self.register.lists():
+            tick = self.link(name, "claim", tick)
         last.extend([nodes.Text("\N{NO-BREAK SPACE}"), tick])
 
-    def _link(self, name: str, to: str, content: nodes.Node) -> nodes.Element:
-        return cross_reference(self.env.docname, f"claims:{to}", name, content)
+    def _facts(self, name: str, result: Result, words: str, known: list[nodes.Node]) -> Iterator[nodes.Node]:
+        yield claim_fact("", shown_text(result, self.config), label="Shown")
+        if words:
+            yield claim_fact("", words, label="Holds")
+        if known:
+            yield claim_fact("", "", *known, label="Known")
+        links: list[nodes.Node] = []
+        if proof := self.proofs.get(name):
+            uri = test_uri(self.app.builder, self.env.docname, proof)
+            links.append(nodes.reference("", "the test", internal=True, refuri=uri))
+            script = labs.ROOT / "gallery" / proof.lab
+            if lab := next((lab for lab in labs.all_labs().values() if lab.script == script), None):
+                text = nodes.inline("", f"the lab {lab.id}")
+                links.append(cross_reference(self.env.docname, "std:doc", f"/{lab.docname}", text))
+        if self.register.lists():
+            links.append(self.link(name, "claim", nodes.inline("", "all claims")))
+        between = [part for link in links for part in (nodes.Text(" · "), link)][1:]
+        if between:
+            yield claim_fact("", "", *between, label="See")
 
-    # -- the list ---------------------------------------------------------------------------------
 
-    def _chapters(self) -> Iterator[nodes.section]:
-        claims: list[Entry] = self.register.claims()
-        for docname in dict.fromkeys(entry.docname for entry in claims):
-            title = nodes.title("", "", *[child.deepcopy() for child in self.env.titles[docname]])
-            section = nodes.section("", title, ids=[f"claims-{docname.replace('/', '-')}"])
-            statements = {node["claim_id"]: node for node in self.env.get_doctree(docname).findall(claim)}
-            for entry in claims:
-                if entry.docname == docname:
-                    section += self._entry(entry.id, statements[entry.id])
-            yield section
-
-    def _entry(self, name: str, statement: claim) -> nodes.Element:
-        result, proof = self._result(name), self.proofs.get(name)
-        entry = nodes.container(ids=[f"proof-{name}"], classes=["claim-entry"])
-        entry.extend(child.deepcopy() for child in statement.children)
-        for reference in entry.findall(addnodes.pending_xref):
-            reference["refdoc"] = self.env.docname
-        for link in list(entry.findall(nodes.reference)):
-            if "refid" in link:  # leads to a place beside the claim, not beside its copy
-                link.replace_self(nodes.inline("", "", *link.children))
-        state = nodes.inline("", result.state, classes=["claim-state", f"claim-{result.state.replace(' ', '-')}"])
-        about = result.where if result.failed else result.why or result.where
-        where = f": {about}" if result.where else " in this edition"
-        where = f", so it does not hold here{where}" if result.state == "failed" else where
-        stale = " · stale: the test changed since" if result.stale else ""
-        place = self._link(name, "place", nodes.inline("", "Its place in the text"))
-        entry += nodes.paragraph("", "", state, nodes.Text(f"{where}{stale}. "), place, classes=["claim-result"])
-        if result.failed:
-            entry += nodes.literal_block(result.failed, result.failed, language="none", classes=["claim-failed"])
-        if proof:
-            code = nodes.literal_block(proof.source, proof.source, language="python")
-            entry += claim_test("", code, label=f"tests/claims/{proof.path.name}::{proof.name}")
-        return entry
+def shown_text(result: Result, config: Any) -> str:
+    """What the edition says of a claim: its result and, if it was run, where."""
+    edition = results_edition(config)
+    where = f"{result.where} · edition {edition.name}" if result.where and edition else ""
+    stale = " · stale: the test changed since" if result.stale else ""
+    if result.state == "failed":
+        return f"does not hold here: {where}{stale}"
+    if result.state == "skipped":
+        return f"not in this edition: {result.why}{stale}" if result.why else f"not in this edition{stale}"
+    return f"{where}{stale}" if result.state == "passed" else "not run in this edition"
 
 
 # -- HTML -------------------------------------------------------------------------------------------
@@ -121,31 +174,47 @@ def visit_claim(self: HTML5Translator, node: nodes.Element) -> None:
     self.context.append("</div>\n")
 
 
+def visit_known(self: HTML5Translator, node: nodes.Element) -> None:
+    """Nothing where the claim stands."""
+    raise nodes.SkipNode
+
+
 def visit_tick(self: HTML5Translator, node: nodes.Element) -> None:
-    """One character, read aloud as words."""
-    mark, words = _TICKS[node["state"]]
-    state = node["state"].replace(" ", "-")
-    self.body.append(f'<span class="claim-tick claim-{state}" role="img" aria-label="{words}" title="{words}">{mark}')
-    self.context.append("</span>")
-
-
-def visit_test(self: HTML5Translator, node: nodes.Element) -> None:
-    """Source in a fold on the web, below its name elsewhere."""
-    label = f"<code>{escape(node['label'])}</code>"
-    if has_folds(self.builder):
-        self.body.append(f'<details class="claim-test"><summary>{label}</summary>\n')
-        self.context.append("</details>\n")
-    elif self.builder.name == "bookpdf":  # all sources together would fill a tenth of the book
-        self.body.append(f'<div class="claim-test"><p>{label}</p></div>\n')
-        raise nodes.SkipNode
+    """A mark and, where the claim does not hold on every backend, the scope; read aloud as words."""
+    mark, words = STATES[node["state"]]
+    state, label = node["state"].replace(" ", "-"), node["label"]
+    words += f"; holds {node['words']}" * bool(node["words"])
+    classes = f"claim-tick claim-{state}" + " claim-scoped" * bool(label)
+    text = f"{mark}\N{NO-BREAK SPACE}{label}" if label else mark
+    if node["panel"]:
+        spoken = f"{label}: {words}" if label else words  # begins with what is seen, for who speaks to a computer
+        self.body.append(
+            f'<button type="button" class="{classes}" popovertarget="{node["panel"]}" '
+            f'aria-label="{spoken}" title="{words}"><span>{text}</span>'
+        )
+        self.context.append("</button>")
     else:
-        self.body.append(f'<div class="claim-test"><p>{label}</p>\n')
-        self.context.append("</div>\n")
+        self.body.append(f'<span class="{classes}" role="img" aria-label="{words}" title="{words}">{text}')
+        self.context.append("</span>")
+
+
+def visit_panel(self: HTML5Translator, node: nodes.Element) -> None:
+    """A popover, which stands in the text where a browser knows none."""
+    self.body.append(f'<div class="claim-panel" id="{node["ids"][0]}" popover role="dialog" aria-label="Evidence">\n')
+    self.context.append("</div>\n")
+
+
+def visit_fact(self: HTML5Translator, node: nodes.Element) -> None:
+    """A line with its name."""
+    self.body.append(f"<p><b>{node['label']}</b> ")
+    self.context.append("</p>\n")
 
 
 def add_nodes(app: Sphinx) -> None:
-    """Register the nodes of this file."""
+    """Register the nodes of this file, and what makes them."""
     app.add_node(claim, html=(visit_claim, close))
+    app.add_node(claim_known, html=(visit_known, None))
     app.add_node(claim_tick, html=(visit_tick, close))
-    app.add_node(claim_test, html=(visit_test, close))
-    app.add_node(claims_list)
+    app.add_node(claim_panel, html=(visit_panel, close))
+    app.add_node(claim_fact, html=(visit_fact, close))
+    app.add_post_transform(MarkClaims)

@@ -25,8 +25,6 @@ def stamp_text(evidence: dict[str, Any]) -> str:
     if not evidence["date"]:
         return "not run yet"
     launches, machine = evidence["launches"], evidence["machine"]
-    counts = [str(count) for count in sorted({launch["ranks"] for launch in launches})]
-    ranks = " and ".join(filter(None, [", ".join(counts[:-1]), *counts[-1:]]))
     gpus = sorted({f"{launch['gpus']} × {launch['gpu']}" for launch in launches if launch.get("gpu")})
     versions = {
         f"{name} {str(launch[key]).partition('+')[0]}"
@@ -35,8 +33,7 @@ def stamp_text(evidence: dict[str, Any]) -> str:
         if launch.get(key) and (key != "nccl" or launch["backend"] == "nccl")
     }
     parts = [
-        "1 rank" if counts == ["1"] else f"{ranks} ranks" if counts else "",
-        " and ".join(sorted({launch["backend"] for launch in launches})),
+        ranks_text(launches),
         " and ".join(gpus) or f"{machine['cpu']}, {machine['cores']} cores",
         " · ".join(sorted(versions, key=str.lower, reverse=True)),
         evidence["date"][:10],
@@ -44,6 +41,14 @@ def stamp_text(evidence: dict[str, Any]) -> str:
         "stale: the code changed since" if evidence["stale"] else "",
     ]
     return " · ".join(filter(None, parts))
+
+
+def ranks_text(launches: list[dict[str, Any]]) -> str:
+    """Ranks and backends of some launches: ``2 and 3 ranks · gloo``; empty if there was no launch."""
+    counts = [str(count) for count in sorted({launch["ranks"] for launch in launches})]
+    ranks = " and ".join(filter(None, [", ".join(counts[:-1]), *counts[-1:]]))
+    backends = " and ".join(sorted({launch["backend"] for launch in launches}))
+    return f"{ranks} rank{'s' * (counts != ['1'])} · {backends}" if launches else ""
 
 
 def function_source(script: str, name: str, source: str) -> str:

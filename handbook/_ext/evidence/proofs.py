@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import Any
 from sphinx.config import Config
 
 from ddplab.recording.edition import DamagedError, Edition
-from ddplab.recording.keys import claim_key, function_with_helpers
+from ddplab.recording.keys import claim_key
 from ddplab.recording.proved import tests_in
 
 from ..problems import BuildError
 from . import labs
-from .lab_pieces import stamp_text
+from .lab_pieces import ranks_text, stamp_text
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Proof:
     path: Path
     name: str
     line: int
-    source: str  # the test, after the helpers of its file that it uses
+    lines: tuple[int, int]  # its first, with what stands above ``def``, and its last
+    lab: str  # the lab that it runs, by its script; empty where the test itself is all
 
     @property
     def place(self) -> str:
@@ -44,6 +46,8 @@ class Result:
     where: str  # hardware, ranks, versions and date; empty if it was not run
     why: str  # of a skip: what is missing
     failed: str = ""  # of a failure: what the test printed
+    ranks: str = ""  # how many, and on which backend
+    backends: frozenset[str] = frozenset()
 
 
 def test_files() -> list[Path]:
@@ -65,7 +69,10 @@ def _proofs_of(path: Path) -> Iterator[Proof]:
     tree = ast.parse(text, str(path))
     for node, claims in tests_in(tree):
         for claim in claims:
-            yield Proof(claim, path, node.name, node.lineno, function_with_helpers(path, node.name))
+            first = min(decorator.lineno for decorator in node.decorator_list)
+            lab = re.search(r"run_lab\([\"'](.+?)[\"']\)", ast.unparse(node))
+            lines = (first, node.end_lineno or first)
+            yield Proof(claim, path, node.name, node.lineno, lines, lab[1] if lab else "")
 
 
 # -- results ----------------------------------------------------------------------------------------
@@ -106,4 +113,6 @@ def result_of(proof: Proof | None, kept: dict[str, Any]) -> Result:
         stamp_text({**result, "stale": False}),
         result.get("why", ""),
         result.get("failed", ""),
+        ranks_text(result["launches"]),
+        frozenset(launch["backend"] for launch in result["launches"]),
     )

@@ -1,0 +1,224 @@
+"""Read a trace that ``torch.profiler`` exported: the steps, what computed, and every collective.
+
+The events are read one at a time (ijson), so that memory does not grow with the file. Names and arguments are those of
+kineto's Chrome traces, seen in files of torch 1.13 to 2.13: a kernel of NCCL is called ``nccl…Kernel…`` or
+``ncclDevKernel_…`` and, from torch 2.3 on, says "Collective name", "In msg nelems", "dtype" and "Group size".
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+import zlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, cast
+
+import ijson
+
+from ..errors import BadInput
+from .spans import Growing, Span
+
+ELEMENT_BYTES = {  # torch's names of dtypes in traces (c10::ScalarType)
+    "Byte": 1,
+    "Char": 1,
+    "Bool": 1,
+    "Half": 2,
+    "BFloat16": 2,
+    "Short": 2,
+    "Int": 4,
+    "Float": 4,
+    "Long": 8,
+    "Double": 8,
+    "Float8_e4m3fn": 1,
+    "Float8_e5m2": 1,
+}
+_NCCL = re.compile(r"nccl(?:Dev)?Kernel_?([A-Za-z]+)")
+_GLOO = re.compile(r"gloo:(\w+)")
+_ON_GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of one rank: on a GPU the time of its kernel, which waits for the other ranks too."""
+
+    name: str  # "allreduce", "broadcast", "sendrecv", …
+    start_s: float
+    end_s: float
+    launched_s: float  # when the host launched it; its start where the trace does not say
+    elements: int | None  # of one rank's input
+    dtype: str
+    ranks: int  # in its group
+    group: str
+    stream: str
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of one rank's input; None if the trace does not say."""
+        size = ELEMENT_BYTES.get(self.dtype)
+        return None if size is None or self.elements is None else size * self.elements
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran."""
+        return self.end_s - self.start_s
+
+
+@dataclass
+class Trace:
+    """What one rank's trace holds; times in seconds from its first step, or its first event."""
+
+    path: Path
+    rank: int | None = None
+    world_size: int | None = None
+    device: str = ""  # of rank 0's list: the name of the GPU; empty on a CPU
+    nccl: str = ""
+    steps: list[Span] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)  # in the order of their starts
+    compute: list[Span] = field(
+        default_factory=list
+    )  # kernels and copies that are not NCCL's; on a CPU, torch's operators
+    streams: dict[str, int] = field(default_factory=dict)  # GPU stream: kernels that were not NCCL's
+    on_gpu: bool = False
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read one file, ``.json`` or ``.json.gz``.
+
+    Raises:
+        BadInput: it cannot be read, is no trace, or ends in the middle.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if zipped else path.open("rb") as file:
+            return _Reader(path).read(cast("IO[bytes]", file))
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}") from None
+    except (ijson.JSONError, UnicodeDecodeError, zlib.error, EOFError) as error:
+        # yajl and ijson's own parser each say it in their words
+        if isinstance(error, EOFError) or re.search("premature|incomplete", str(error), re.IGNORECASE):
+            raise BadInput(f"{path} ends in the middle of the trace; was the job ended while it wrote?") from None
+        raise BadInput(f"{path} is not a trace of torch.profiler: it holds no JSON") from None
+
+
+class _Reader:
+    """One pass over the events; what is put together from several of them waits in here."""
+
+    def __init__(self, path: Path) -> None:
+        self.trace = Trace(path)
+        self.kernels: list[dict[str, Any]] = []
+        self.on_host: list[dict[str, Any]] = []  # gloo's spans
+        self.calls: list[dict[str, Any]] = []  # what was asked of the process group, with sizes
+        self.launches: dict[int, float] = {}
+        self.gpu, self.cpu = Growing(), Growing()
+        self.zero_us: float | None = None  # time stamps may count from 1970: seconds would lose what is below 0.2 µs
+
+    def read(self, file: IO[bytes]) -> Trace:
+        """Read the head up to the list of events, then the events."""
+        prefix = self._read_head(file)
+        file.seek(0)
+        for event in ijson.items(file, f"{prefix}.item" if prefix else "item", use_float=True):
+            if isinstance(event, dict) and event.get("ph") == "X" and _is_timed(event):
+                self._take(event)
+        return self._finished()
+
+    def _read_head(self, file: IO[bytes]) -> str:
+        for prefix, kind, value in ijson.parse(file, use_float=True):
+            if prefix == "traceEvents" or (prefix == "" and kind == "start_array"):
+                return "traceEvents" if prefix else ""
+            match prefix:
+                case "distributedInfo.rank" if isinstance(value, int):
+                    self.trace.rank = value
+                case "distributedInfo.world_size" if isinstance(value, int):
+                    self.trace.world_size = value
+                case "distributedInfo.nccl_version":
+                    self.trace.nccl = str(value)
+                case "deviceProperties.item.name" if not self.trace.device:
+                    self.trace.device = str(value)
+        raise BadInput(f"{self.trace.path} is not a trace of torch.profiler: it has no list 'traceEvents'")
+
+    def _take(self, event: dict[str, Any]) -> None:
+        name, category = str(event.get("name", "")), event.get("cat")
+        span = self._span(event)
+        if category in _ON_GPU:
+            if category == "kernel" and _NCCL.match(name):
+                self.kernels.append(event)
+            else:
+                self.gpu.add(span)
+                stream = str(event.get("args", {}).get("stream", "?"))
+                self.trace.streams[stream] = self.trace.streams.get(stream, 0) + 1
+        elif category == "cuda_runtime":
+            if name.startswith(("cudaLaunch", "cuLaunch")):
+                self.launches[event.get("args", {}).get("correlation", -1)] = span[0]
+        elif category == "user_annotation" and name.startswith("ProfilerStep#"):
+            self.trace.steps.append(span)
+        elif category in ("cpu_op", "user_annotation") and _GLOO.match(name):
+            self.on_host.append(event)
+        elif category == "cpu_op":
+            if name.startswith("c10d::"):
+                self.calls.append(event)
+            elif name.startswith("aten::"):
+                self.cpu.add(span)
+
+    def _span(self, event: dict[str, Any]) -> Span:
+        if self.zero_us is None:
+            self.zero_us = event["ts"]
+        start_us = event["ts"] - self.zero_us
+        return start_us / 1e6, (start_us + event["dur"]) / 1e6
+
+    def _finished(self) -> Trace:
+        trace = self.trace
+        trace.on_gpu = bool(trace.streams or self.kernels)
+        if not trace.on_gpu:
+            trace.device = ""
+        compute = (self.gpu if trace.on_gpu else self.cpu).union()
+        spans = self.kernels if trace.on_gpu else self.on_host
+        found = sorted((self._collective(event) for event in spans), key=lambda one: one.start_s)
+        if not trace.on_gpu:
+            found = self._with_sizes(found)
+        zero = min([start for start, _ in trace.steps] or [one.start_s for one in found] or [0.0])
+        trace.steps = [(start - zero, end - zero) for start, end in sorted(trace.steps)]
+        trace.compute = [(start - zero, end - zero) for start, end in compute]
+        trace.collectives = [
+            replace(one, start_s=one.start_s - zero, end_s=one.end_s - zero, launched_s=one.launched_s - zero)
+            for one in found
+        ]
+        return trace
+
+    def _collective(self, event: dict[str, Any]) -> Collective:
+        arguments, (start_s, end_s) = event.get("args") or {}, self._span(event)
+        named = _NCCL.match(event["name"]) or _GLOO.match(event["name"])
+        elements = arguments.get("In msg nelems")
+        return Collective(
+            name=str(arguments.get("Collective name") or (named[1] if named else "")).lower().replace("_", ""),
+            start_s=start_s,
+            end_s=end_s,
+            launched_s=self.launches.get(arguments.get("correlation", -2), start_s),
+            elements=elements if isinstance(elements, int) else None,
+            dtype=str(arguments.get("dtype", "")),
+            ranks=int(arguments.get("Group size") or self.trace.world_size or 1),
+            group=str(arguments.get("Process Group Name", "")),
+            stream=str(arguments.get("stream", "")),
+        )
+
+    def _with_sizes(self, collectives: list[Collective]) -> list[Collective]:
+        """Sizes of gloo's collectives stand in the calls (if shapes were recorded), one for each, in the same order."""
+        calls = sorted((event for event in self.calls if _elements(event) is not None), key=lambda event: event["ts"])
+        if len(calls) != len(collectives):
+            return collectives
+        return [replace(one, elements=_elements(event)) for one, event in zip(collectives, calls, strict=True)]
+
+
+def _is_timed(event: dict[str, Any]) -> bool:
+    return isinstance(event.get("ts"), int | float) and isinstance(event.get("dur"), int | float)
+
+
+def _elements(event: dict[str, Any]) -> int | None:
+    """Elements of the tensors that a call of ``c10d::`` was given, by "Input Dims"."""
+    match (event.get("args") or {}).get("Input Dims"):
+        case [[[int(), *_], *_] as tensors, *_]:
+            return int(sum(math.prod(dims) for dims in tensors))
+    return None
