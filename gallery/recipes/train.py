@@ -428,9 +428,7 @@ def main():
             done = step == args.steps
             stop = (step % args.vote_every == 0 or done) and any_rank(signals)
             if step % args.log_every == 0 or done:
-                dist.all_reduce(
-                    total, group=group
-                )  # until now each rank knows only the loss of its share
+                dist.all_reduce(total, group=group)  # until now each rank knows its own
                 loss = total.item() / ranks / count
                 if not math.isfinite(loss):
                     with agreed():  # rather than overwrite the last good checkpoint
