@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH  ?=
 VENV   ?= $(if $(TORCH),.venv-torch,.venv)
 PY     ?= $(VENV)/bin/python
-SPHINX = $(PY) -m sphinx -c . -j auto -d _build/doctrees/book -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
+SPHINX = $(PY) -m sphinx -c . -j auto -d _build/doctrees/book -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION)) $(if $(SITE),-D ogp_site_url=$(SITE))
 DECKS  = $(PY) -m sphinx -d _build/doctrees/slides -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
 # Without EDITION= the web book holds all editions: the default one, and the others below it, each in editions/<name>.
 FRONT  = $(shell sed -n 's/^labs_default_edition = "\(.*\)"/\1/p' conf.py)
@@ -14,6 +14,8 @@ SWITCH = $(if $(BESIDE),-D labs_editions=all)
 PARALLEL = -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') * 2 ))
 # What is installed: "book" reads it (no torch), "labs" runs it, "test" has everything.
 ready  = $(if $(filter $(VENV)/%,$(PY)),$(VENV)/$(1))
+# What was built is put beside the web pages, and listed on the first of them.
+listed = @$(PY) handbook/_ext/forms/downloads.py _build
 # Another Python, such as PY=python3 of a container with its own torch, needs no installed kit.
 kit    = $(if $(ready),,PYTHONPATH="$(CURDIR)/gallery$${PYTHONPATH:+:$$PYTHONPATH}") $(PY) -m ddplab
 record = $(kit).recording
@@ -32,21 +34,25 @@ $(VENV)/book $(VENV)/labs $(VENV)/test: $(VENV)/%: $(VENV)/pip
 	$(VENV)/bin/pip install --quiet $(if $(WHEELS),--no-index --find-links "$(WHEELS)") -c $(if $(TORCH),$(VENV)/)constraints.txt -e ".[$*]"
 	@touch $@ $(if $(filter test,$*),$(VENV)/book $(VENV)/labs)
 
-html: $(call ready,book) ## the book for a browser: _build/html/index.html (EDITION=name renders that edition)
+html: $(call ready,book) ## the book for a browser: _build/html/index.html (EDITION=name renders that edition, SITE=https://… names its host)
 	$(SPHINX) $(SWITCH) -b html handbook _build/html
 	@$(foreach name,$(BESIDE),$(SPHINX) $(SWITCH) -D labs_edition=$(name) -d _build/doctrees/$(name) -b html handbook _build/html/editions/$(name) &&) true
 
 pdf: html ## the book and each chapter in print: _build/pdf/
 	$(SPHINX) -b bookpdf handbook _build/pdf
+	$(listed)
 
 epub: html ## the book for a reader: _build/epub/ddp-handbook.epub
 	$(SPHINX) -b epub handbook _build/epub
+	$(listed)
 
 slides: html ## the decks: _build/slides/<deck>.html, <deck>.pdf, <deck>-notes.pdf
 	$(DECKS) -b revealjs slides _build/slides
+	$(listed)
 
 anki: html ## the flashcards: _build/anki/ddp-handbook.apkg
 	$(SPHINX) -b anki handbook _build/anki
+	$(listed)
 
 all: html pdf epub slides anki ## all forms of the book
 

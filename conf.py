@@ -25,6 +25,8 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "_ext.embed.lab_page",
     "_ext.embed.lab_embed",
+    "_ext.embed.lab_cards",
+    "_ext.embed.section_stamps",
     "_ext.embed.code_diff",
     "_ext.embed.kit_reference",
     "_ext.embed.edition_page",
@@ -34,6 +36,9 @@ extensions = [
     "_ext.embed.lanes",
     "_ext.forms.accessible",
     "_ext.forms.reading_time",
+    "_ext.forms.orientation",
+    "_ext.forms.book_map",
+    "_ext.forms.downloads",
     "_ext.forms.redirects",
     "_ext.forms.search_sections",
     "_ext.forms.patches",
@@ -49,7 +54,7 @@ extensions = [
     "_ext.forms.book_pdf",
     "_ext.forms.book_epub",
 ]
-exclude_patterns = ["_ext", "**/GALLERY_HEADER.rst", "labs/*/*.ipynb", "labs/*/*.py"]
+exclude_patterns = ["_ext", "_templates", "**/GALLERY_HEADER.rst", "labs/*/*.ipynb", "labs/*/*.py"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_enable_extensions = [
     "colon_fence",
@@ -62,6 +67,7 @@ myst_enable_extensions = [
 ]
 myst_heading_anchors = 3
 reading_time_documents = r"(understand|run|fast|keep)/(?!practice).*|repair/(broken|tools|fault-lab)"
+lab_card_documents = reading_time_documents
 bibtex_bibfiles = ["handbook/references.bib"]
 bibtex_default_style = "unsrt"
 numfig = True
@@ -107,6 +113,9 @@ sphinx_gallery_conf = {
 html_theme = "furo"
 html_title = project
 html_static_path = ["handbook/_static"]
+html_favicon = "handbook/_static/favicon.svg"
+templates_path = ["handbook/_templates"]
+html_sidebars = {"**": ["sidebar/scroll-start.html", "book-nav.html", "sidebar/scroll-end.html"]}
 html_css_files = ["book.css", "cards.css", "claims.css"]
 html_show_sphinx = False
 html_show_copyright = False
@@ -116,8 +125,11 @@ html_math_renderer = "ziamath"
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 copybutton_exclude = ".linenos, .gp, .go"
-ogp_site_url = "/"
+ogp_site_url = "/"  # the host that publishes the book says more: make html SITE=https://…/
+ogp_image = "_static/social.png"
+ogp_image_alt = "The DDP Handbook: PyTorch's DistributedDataParallel, with every claim executed"
 ogp_social_cards = {"enable": False}
+ogp_custom_meta_tags = ['<meta name="twitter:card" content="summary_large_image" />']
 
 # -- print and e-book ---------------------------------------------------------------------------------
 

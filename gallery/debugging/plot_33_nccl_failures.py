@@ -112,4 +112,5 @@ record(cases=len(CASES), ran=ran)
 #
 # How to recognize it
 # -------------------
-# Set ``NCCL_DEBUG=WARN``: NCCL then gives its reason on a separate line, before torch's ``ncclInvalidUsage`` or ``ncclSystemError``, which name only the kind.
+# torch's exception names the kind, ``ncclInvalidUsage`` or ``ncclSystemError``, and behind ``Last error:`` NCCL's last warning.
+# With ``NCCL_DEBUG=WARN`` every warning is in the log, also where no exception is raised.

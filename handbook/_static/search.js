@@ -1,5 +1,5 @@
-// Search by section, over the page: "/" or the search field opens it. What is searched is loaded at the first use.
-// With scripts off the field is a form that leads to Sphinx's search page.
+// Search by section, over the page: "/" or the header's link opens it. What is searched is loaded at the first use.
+// With scripts off the link leads to Sphinx's search page.
 {
   const here = document.currentScript.src.replace(/search\.js.*$/, ""); // …/_static/
   // Where readers who search want to land: chapters and messages first, labs below them, lists last.
@@ -155,8 +155,10 @@
   }
 
   addEventListener("keydown", (event) => {
-    const typing = event.target.closest?.("input, textarea, select, [contenteditable]");
+    const typing = event.target.closest?.("input, textarea, select, [contenteditable]") || localStorage.getItem("keys") === "off";
     if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); open(); }
   });
-  document.querySelector(".sidebar-search")?.addEventListener("focus", (event) => { event.target.blur(); open(); });
+  for (const link of document.querySelectorAll("[data-search]")) {
+    link.addEventListener("click", (event) => { event.preventDefault(); open(); }); // else it leads to the search page
+  }
 }

@@ -222,12 +222,17 @@ function curveOf(settings, step, best, width) {
   parts.push(text(`step in ${long ? "s" : "ms"}`, left - 8, top - 14, "start", "soft"), line("axis", left, top - 6, left, bottom));
   parts.push(line("best", left, y(step.lower_bound_s), right, y(step.lower_bound_s)));
   parts.push(draw("polyline", { class: "curve", points: points.map(([mib, s]) => `${x(mib).toFixed(1)},${y(s).toFixed(1)}`).join(" ") }));
+  // The best size is marked, and named on the side away from the current one.
+  const there = x(best[0]), away = there - x(settings.bucket_mib), same = away === 0;
+  parts.push(line("chosen", there, y(best[1]), there, bottom), draw("circle", { class: "best-point", cx: there, cy: y(best[1]), r: 8 }));
+  const beside = away < 0 ? there - left : right - there;
+  if (!same && beside > 90) parts.push(text(`best: ${best[0]} MiB`, there + Math.sign(away) * 9, y(best[1]) - 12, away < 0 ? "end" : "start", "halo"));
   // The label goes to the side on which the curve lies lower.
   const at = x(settings.bucket_mib), near = (mib) => simulateStep(caseOf(settings, mib)).step_s;
   const rises = near(settings.bucket_mib * 1.5) > near(settings.bucket_mib / 1.5);
   const side = at > right - 80 || (rises && at > left + 80) ? "end" : "start";
   parts.push(draw("circle", { class: "point", cx: at, cy: y(step.step_s), r: 5.5 }));
-  parts.push(text(`${settings.bucket_mib} MiB`, at + (side === "end" ? -9 : 9), Math.max(y(step.step_s) - 8, 10), side, "halo"));
+  parts.push(text(`${settings.bucket_mib} MiB${same ? ", the best" : ""}`, at + (side === "end" ? -9 : 9), Math.max(y(step.step_s) - 8, 10), side, "halo"));
   return [184, parts];
 }
 
@@ -266,10 +271,11 @@ class StepExplorer extends HTMLElement {
     algorithm.addEventListener("change", () => this.change({ algorithm: algorithm.value }));
     this.controls.set("algorithm", (value) => { algorithm.value = value; });
     rows.splice(8, 0, make("div", { class: "step-slider" }, make("label", { for: algorithm.id }, "All-reduce"), algorithm));
+    const [bucket, ...others] = rows; // the one to move first stands above what it moves
     this.append(make("div", { class: "explorer", role: "group", "aria-label": "Step explorer" },
       make("div", { class: "explorer-row" }, make("label", { for: this.example.id }, "Example"), this.example),
-      this.assumed, make("p", { class: "step-result" }, this.number, this.facts), this.timeline, this.curve,
-      make("div", { class: "step-sliders" }, ...rows), this.live));
+      this.assumed, make("div", { class: "step-sliders" }, bucket), make("p", { class: "step-result" }, this.number, this.facts),
+      this.timeline, this.curve, make("div", { class: "step-sliders" }, ...others), this.live));
     this.classList.add("explorer-ready");
     this.example.addEventListener("change", () => {
       const chosen = this.examples.find((one) => one.name === this.example.value);

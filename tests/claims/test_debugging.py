@@ -44,13 +44,14 @@ def one_process(ranks):
 
 @proves("debug-wrong-numbers-two-comparisons")
 def test_rank_with_rank_and_all_with_one_process():
-    """Three programs: a right one, one whose ranks drift, one whose ranks agree on half the gradient."""
-    reference = one_process(2)
-    found = {}
-    for fault in ("none", "around the wrapper", "averages twice"):
-        weights = launch(train, 2, fault, 2)
-        found[fault] = (gap(weights) > 0, gap([weights[0], reference]) > 1e-4)
-    assert found == {"none": (False, False), "around the wrapper": (True, True), "averages twice": (False, True)}
+    """Three programs on 2 and 3 ranks: a right one, one whose ranks drift, one whose ranks agree on a part of it."""
+    for ranks in (2, 3):
+        reference = one_process(ranks)
+        found = {}
+        for fault in ("none", "around the wrapper", "averages twice"):
+            weights = launch(train, ranks, fault, ranks)
+            found[fault] = (gap(weights) > 0, gap([weights[0], reference]) > 1e-4)
+        assert found == {"none": (False, False), "around the wrapper": (True, True), "averages twice": (False, True)}
 
 
 def read_for_ever():

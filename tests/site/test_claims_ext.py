@@ -48,6 +48,13 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
     return made
 
 
+LIST = "```{claims-list}\n```\n"
+
+
+def scoped(options: str) -> str:
+    return FIRST.replace("two\nThe", f"two\n{options}\n\nThe" if options else "two\nThe")
+
+
 def record(book: TinyBook, edition: str = "base", **changes: object) -> Path:
     """Write an edition's results: both claims passed, unless ``changes`` say otherwise of the first."""
     passed = {
@@ -68,49 +75,133 @@ def record(book: TinyBook, edition: str = "base", **changes: object) -> Path:
 
 
 def entry(built, name: str) -> str:
-    return " ".join(built.page("claims").select_one(f"#proof-{name}").get_text().split())
+    return " ".join(built.page("claims").select_one(f"#proof-{name}").get_text(" ").split())
 
 
-def test_a_claim_has_a_tick_that_leads_to_its_test(book: TinyBook) -> None:
+def tick(built, name: str, page: str = "first"):
+    return built.page(page).select_one(f"#claim-{name} .claim-tick")
+
+
+def test_a_tick_opens_a_panel_that_says_where_the_claim_was_shown(book: TinyBook) -> None:
     record(book)
     built = book.build()
     assert built.complaints == ""
     claim = built.page("first").select_one("div.claim#claim-sum-is-two")
-    assert claim.a["href"] == "claims.html#proof-sum-is-two"
-    assert claim.a.select_one("[role=img]")["aria-label"] == "shown by a test"
     assert claim.select_one("code, em")
+    assert claim.p.button["aria-label"] == "shown by a test"
+    assert claim.p.button.get_text() == "✓"
+    panel = claim.select_one(f"#{claim.p.button['popovertarget']}[popover]")
+    shown, see = panel.select("p")
+    where = "2 and 3 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21 · edition base"
+    assert shown.get_text() == f"Shown {where}"
+    test, claims = see.select("a")
+    assert test["href"] == "_claims/test_sums.html#test_sum"
+    assert claims["href"] == "claims.html#proof-sum-is-two"
 
 
-def test_the_list_shows_statement_result_and_source(book: TinyBook) -> None:
+def test_a_tick_names_the_scope_unless_the_claim_holds_everywhere(book: TinyBook) -> None:
     record(book)
+    source = "source: `Reducer` in `reducer.cpp`, torch 2.13.0"
+    scopes = {"any backend": ("✓", "on any backend"), "gloo": ("✓\N{NO-BREAK SPACE}gloo", "on gloo")}
+    scopes["not known on NCCL"] = ("✓\N{NO-BREAK SPACE}NCCL?", "on gloo; not known on NCCL")
+    for holds, (label, words) in scopes.items():
+        book.chapters(first=scoped(f":holds: {holds}\n:known: {source}"), second=SECOND, claims=LIST)
+        built = book.build()
+        assert built.complaints == ""
+        assert tick(built, "sum-is-two").get_text() == label
+        assert tick(built, "sum-is-two")["title"] == f"shown by a test; holds {words}"
+        _, where, known, _ = built.page("first").select("#shown-sum-is-two p")
+        assert where.get_text() == f"Holds {words}"
+        assert known.get_text() == "Known source: Reducer in reducer.cpp, torch 2.13.0"
+        assert [code.get_text() for code in known.select("code")] == ["Reducer", "reducer.cpp"]
+        row = built.page("claims").select_one("#proof-sum-is-two")
+        assert row["data-holds"] == holds
+        assert f"{words} source: Reducer" in entry(built, "sum-is-two")
+
+
+def test_an_edition_on_nccl_answers_what_was_not_known(book: TinyBook) -> None:
+    record(book, launches=[{**LAUNCH, "backend": "nccl"}])
+    book.chapters(first=scoped(":holds: not known on NCCL\n:known: run"), second=SECOND, claims=LIST)
+    built = book.build()
+    assert tick(built, "sum-is-two").get_text() == "✓"
+    assert "on NCCL, as this edition shows" in entry(built, "sum-is-two")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("", "does not say where it holds; add :holds: with one of any backend, gloo, not known on NCCL"),
+        (":holds: any backend", "holds 'any backend', and does not say how that is known; add :known:"),
+        (":holds: not known on NCCL", "holds 'not known on NCCL', and does not say how that is known"),
+        (":holds: any backend\n:known: derivation", ""),
+        (":holds: gloo", ""),
+    ],
+)
+def test_a_scope_and_how_it_is_known_are_demanded_where_the_configuration_says_so(
+    book: TinyBook, options: str, says: str
+) -> None:
+    record(book)
+    book.chapters(first=scoped(options), second=SECOND.replace("is-one\n", "is-one\n:holds: gloo\n\n"), claims=LIST)
+    assert book.build().complaints == ""
+    built = book.build(claims_need_scope=True)
+    assert built.error == ("claims: 1 problem, named above" if says else "")
+    assert f"first.md:3: WARNING: the claim 'sum-is-two' {says}" in built.warnings if says else not built.warnings
+
+
+def test_the_list_shows_statement_result_and_place_and_counts(book: TinyBook) -> None:
+    record(book)
+    book.chapters(first=scoped(":holds: any backend\n:known: run"), second=SECOND, claims=LIST)
     page = book.build().page("claims")
-    assert [title.get_text().rstrip("¶") for title in page.select("h2")] == ["The first chapter", "The second chapter"]
-    shown = page.select_one("#proof-sum-is-two")
-    assert shown.p.get_text() == "The sum is two."
-    where = "passed: 2 and 3 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21. Its place in the text"
-    assert shown.select_one(".claim-result").get_text() == where
-    assert shown.select_one(".claim-result a")["href"] == "first.html#claim-sum-is-two"
-    source = shown.select_one("details.claim-test pre").get_text()
-    assert source == 'LIMIT = 2\n\ndef helper():\n    return LIMIT\n\n@proves("sum-is-two")\n' + (
-        "def test_sum():\n    assert helper() == 1 + 1\n"
-    )
-    assert shown.summary.get_text() == "tests/claims/test_sums.py::test_sum"
-    assert page.select_one("#proof-one-is-one p").get_text() == "One is one."
-    assert not page.select("#proof-one-is-one p:first-child a")
+    assert [title.get_text() for title in page.select("th[scope=rowgroup]")] == [
+        "The first chapter",
+        "The second chapter",
+    ]
+    counts = [line.get_text() for line in page.select(".claims-count")]
+    assert counts == [
+        "2 claims: 1 hold on any backend, 1 do not say yet where they hold.",
+        "In the edition base (Some CPU, 2 cores, torch 2.13.0, 2026-11-21): 2 passed.",
+    ]
+    statement, holds, shown = page.select("#proof-sum-is-two td")
+    assert statement.get_text() == "The sum is two. in the text"
+    assert statement.a["href"] == "first.html#claim-sum-is-two"
+    assert holds.get_text() == "on any backendrun"
+    assert shown.get_text() == "✓\N{NO-BREAK SPACE}2 and 3 ranks · gloo test"
+    assert shown.a["href"] == "_claims/test_sums.html#test_sum"
+    assert page.select_one("#proof-one-is-one td").get_text() == "One is one. in the text"
+    assert len(page.select("#proof-one-is-one td:first-child a")) == 1
+    assert page.select("script[src*='claims.js']")
 
 
-def test_in_the_epub_the_source_is_not_folded(book: TinyBook) -> None:
+def test_the_source_of_a_test_is_a_page_of_its_own(book: TinyBook) -> None:
     record(book)
-    text = (book.build("epub").folder / "claims.xhtml").read_text()
-    assert "<details" not in text
-    assert "helper" in text
+    page = book.build().page("_claims/test_sums")
+    assert page.select_one("#test_sum").get_text() == (
+        '@proves("sum-is-two")\ndef test_sum():\n    assert helper() == 1 + 1'
+    )
+    assert page.select_one(".claim-test pre").get_text().split() == TESTS.split()
+    links = [link["href"] for link in page.select(".claim-tests li a:first-child")]
+    assert links == ["../first.html#claim-sum-is-two", "../second.html#claim-one-is-one"]
+
+
+def test_on_paper_the_list_has_scope_and_no_source_and_ticks_their_labels(book: TinyBook) -> None:
+    record(book)
+    book.chapters(first=scoped(":holds: gloo\n:known: run"), second=SECOND, claims=LIST)
+    built = book.build("epub")
+    text = (built.folder / "claims.xhtml").read_text()
+    assert "on gloo" in text
+    assert "helper" not in text
+    assert "test_sum" not in text
+    chapter = (built.folder / "first.xhtml").read_text()
+    assert "✓\N{NO-BREAK SPACE}gloo</span></a>" in chapter
+    assert "popover" not in chapter
 
 
 def test_a_claim_without_result_is_shown_as_not_run(book: TinyBook) -> None:
     built = book.build()
     assert built.complaints == ""
-    assert entry(built, "sum-is-two").startswith("The sum is two. not run in this edition.")
-    assert built.page("first").select_one(".claim-tick")["aria-label"] == "has a test, not run in this edition"
+    assert "○ not run" in entry(built, "sum-is-two")
+    assert tick(built, "sum-is-two")["aria-label"] == "has a test, not run in this edition"
+    assert "Shown not run in this edition" in built.page("first").select_one("#shown-sum-is-two").get_text()
 
 
 def test_a_result_of_another_test_is_stale(book: TinyBook) -> None:
@@ -124,7 +215,7 @@ def test_a_result_of_another_test_is_stale(book: TinyBook) -> None:
 def test_the_edition_can_be_chosen(book: TinyBook) -> None:
     record(book, edition="h200")
     assert "not run" in entry(book.build(), "sum-is-two")
-    assert "passed" in entry(book.build(labs_edition="h200"), "sum-is-two")
+    assert "✓" in entry(book.build(labs_edition="h200"), "sum-is-two")
 
 
 SUMS, RESULTS = "tests/claims/test_sums.py", "gallery/editions/base/claims/test_sums.json"
@@ -178,12 +269,12 @@ def test_only_pages_with_claims_are_written_again_when_a_result_changes(book: Ti
     built = book.build()
     assert {"claims", "first", "second"} <= set(built.written)
     assert "third" not in built.written
-    assert "passed" in entry(built, "one-is-one")
+    assert "✓" in entry(built, "one-is-one")
     book.write("tests/claims/test_sums.py", TESTS.replace("1 + 1", "3 - 1"))
     built = book.build()
     assert "stale" in entry(built, "sum-is-two")
     assert "stale" not in entry(built, "one-is-one")
-    assert "3 - 1" in built.page("claims").get_text()
+    assert "3 - 1" in built.page("_claims/test_sums").get_text()
 
 
 def test_a_claim_that_is_gone_leaves_the_list(book: TinyBook) -> None:
@@ -230,7 +321,7 @@ def test_results_are_recorded_with_ranks_and_shown(book: TinyBook) -> None:
     assert "the claim 'one-is-one' failed" in book.build().warnings
     book.write("handbook/second.md", "# Two\n")
     book.write("tests/claims/test_sums.py", launching.split('@proves("one')[0])
-    assert "passed: 2 ranks · gloo" in entry(book.build(), "sum-is-two")
+    assert "✓ 2 ranks · gloo" in entry(book.build(), "sum-is-two")
 
 
 def test_a_partial_run_keeps_the_results_of_the_other_tests_that_are_still_there(book: TinyBook) -> None:

@@ -220,6 +220,7 @@ def test_a_lab_and_a_claim_that_fail_are_shown_as_what_they_are_in_another_editi
     assert "not measured here" in chapter.get_text()
     ticks = [tick["title"] for tick in chapter.select(".claim .claim-tick")]
     assert ticks == ["shown by a test", "does not hold in this edition"]
+    assert "does not hold here: " in chapter.select_one("#shown-moon").get_text()
     assert "one printed" in house.text(built, "labs/short/plot_one")
 
 

@@ -92,6 +92,74 @@ def test_an_output_is_the_block_as_printed_with_lanes_coloured(book: TinyBook) -
     assert "2 ranks" in first.select_one("p.stamp").get_text()
 
 
+SECTIONS = """
+```{lab-output} bucket-xray 1
+```
+
+## One
+
+```{lab-figure} bucket-xray 1
+:alt: A figure.
+```
+
+### Below it
+
+```{lab-output} bucket-xray 2
+```
+
+```{lab-code} bucket-xray
+:function: worker
+```
+
+## Two
+
+No lab.
+
+## Three
+
+```{lab-code} bucket-xray
+:function: worker
+```
+
+## Four
+
+```{lab-output} formula 1
+```
+"""
+
+
+def test_the_book_has_one_mark_for_a_section_with_all_that_it_shows(book: TinyBook) -> None:
+    book.write("conf.py", CONF.replace('"_ext.embed.lanes"', '"_ext.embed.lanes", "_ext.embed.section_stamps"'))
+    book.write("gallery/internals/plot_07_formula.py", "# model: runs no rank and measures no time\n")
+    book.write("handbook/labs/internals/plot_07_formula.rst", PAGE)
+    text = evidence(blocks=[{"code": "1", "printed": ["a formula"]}], launches=[])
+    book.write("handbook/labs/internals/plot_07_formula.base.json", json.dumps(text))
+    book.chapters(first=SECTIONS)
+    built = book.build()
+    assert built.complaints == ""
+    page = built.page("first")
+    found = {mark.parent["id"]: mark for mark in page.select(".section-stamp")}
+    assert list(found) == ["the-first-chapter", "one", "three", "four"]
+    for name in ("the-first-chapter", "one"):
+        mark = found[name]
+        assert mark.summary.get_text() == "Ran on 2 ranks · gloo · 2026-11-21"
+        assert mark.p.get_text() == "2 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21: bucket-xray"
+        assert mark.a["href"] == "labs/internals/plot_05_bucket_xray.html"
+    assert not found["one"].find_next_sibling()  # behind all that the section has
+    assert found["three"].get_text().strip() == "Code: bucket-xray"
+    assert found["four"].get_text().strip() == "A model, nothing ran: formula"
+    assert not page.select(".lab-output .stamp, figure .stamp, .lab-code .stamp")
+
+
+def test_a_mark_says_what_a_reader_must_not_miss(book: TinyBook) -> None:
+    book.write("conf.py", CONF.replace('"_ext.embed.lanes"', '"_ext.embed.lanes", "_ext.embed.section_stamps"'))
+    old = json.dumps(evidence(blocks=BLOCKS, stale=True, borrowed=True))
+    book.write("handbook/labs/internals/plot_05_bucket_xray.base.json", old)
+    book.chapters(first="```{lab-output} bucket-xray 1\n```\n")
+    says = book.build().page("first").select_one(".section-stamp summary").get_text()
+    assert says == "Ran on 2 ranks · gloo · 2026-11-21 · from the edition base · stale: the code changed since"
+
+
 def test_lines_take_a_range(book: TinyBook) -> None:
     book.chapters(first="```{lab-output} bucket-xray 1\n:lines: 1,5\n```\n")
     assert book.build().page("first").select_one(".lab-output pre").get_text().split() == ["before", "after"]

@@ -123,7 +123,7 @@ def faults_in_dark(open_page, path, width=PHONE):
 MODES = [pytest.param(faults_in_light, id="light"), pytest.param(faults_in_dark, id="dark")]
 
 
-@pytest.mark.timeout(600)  # axe looks at 35,000 elements of the claims' page
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("faults_in", MODES)
 @pytest.mark.parametrize("path", [CHAPTER, *(pytest.param(path, marks=pytest.mark.full) for path in OTHERS)])
 def test_page_is_accessible_and_fits(open_page, path, faults_in):
@@ -260,6 +260,39 @@ def test_every_lab_page_has_its_stamp(pages):
     labs = {name: page for name, page in pages.items() if name.startswith("labs/") and "/plot_" in name}
     assert len(labs) > 100
     assert not [name for name, page in labs.items() if not {"p.stamp", "div.stamp"} & page.kinds]
+
+
+def test_a_tick_opens_its_panel_in_place_and_escape_closes_it(open_page):
+    page = open_page(CHAPTER, viewport={"width": PHONE, "height": 800})
+    tick, panel = page.locator("button.claim-tick").first, page.locator(".claim-panel").first
+    box = tick.bounding_box()
+    assert min(box["width"], box["height"]) >= 24
+    assert not panel.is_visible()
+    tick.focus()
+    page.keyboard.press("Enter")
+    assert panel.is_visible()
+    shown = panel.bounding_box()
+    assert shown["x"] >= 0
+    assert shown["x"] + shown["width"] <= PHONE
+    page.keyboard.press("Tab")
+    assert panel.evaluate("panel => panel.contains(document.activeElement)")
+    page.keyboard.press("Escape")
+    assert not panel.is_visible()
+    assert tick.evaluate("tick => document.activeElement === tick")
+
+
+def test_the_list_of_claims_is_light_and_can_be_filtered(open_page, html):
+    assert (html / "reference/claims.html").stat().st_size <= 300_000
+    page = open_page("reference/claims.html", **LIGHT)
+    rows = page.locator("table.claims tr[data-holds]")
+    every = rows.count()
+    asked = page.get_by_label("Words that a claim has")
+    asked.fill("no_sync")
+    left = page.locator("table.claims tr[data-holds]:visible")
+    assert 0 < left.count() < every
+    assert all("no_sync" in text.lower() for text in left.all_text_contents())
+    asked.fill("no such words")
+    assert not left.count()
 
 
 @pytest.mark.full

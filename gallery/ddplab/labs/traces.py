@@ -33,13 +33,13 @@ def transfers(trace: Iterable[dict[str, Any]]) -> list[Span]:
 def communication(trace: list[dict[str, Any]]) -> list[float]:
     """Return medians over the steps of a trace: all-reduces, their float32 bytes, the step and the waiting in ms.
 
-    A rank waits from the launch of the last all-reduce of a step to the end of the last one; the bytes come from the
-    recorded shapes.
+    A rank waits from the launch of the last all-reduce of a step until the result is there: the last all-reduce has
+    ended, and so has the backward, which an emulated link holds back. The bytes come from the recorded shapes.
     """
     rows = []
     for start, end, _ in spans(trace, "ProfilerStep#"):
         calls = [(at, e) for at, _, e in spans(trace, _LAUNCHES) if start <= at < end]
-        done = [at for _, at, _ in transfers(trace) if start <= at <= end]
+        done = [at for _, at, _ in [*transfers(trace), *spans(trace, "backward$")] if start <= at <= end]
         sent = sum(4 * e["args"]["Input Dims"][0][0][0] for _, e in calls)
         rows.append((len(calls), sent, end - start, max(done) - calls[-1][0]))
     return [statistics.median(column) for column in zip(*rows, strict=True)]

@@ -15,6 +15,7 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.builders import Builder
 from sphinx.environment import BuildEnvironment
+from sphinx.roles import XRefRole
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
@@ -33,6 +34,7 @@ class ClaimRegister(Register):
     """Ids of all claims; the id '' stands for a document that lists them."""
 
     name, label = "claims", "Claims"
+    roles = {"claim": XRefRole(warn_dangling=True)}  # noqa: RUF012  as in Sphinx: a link to a claim from elsewhere
     dangling_warnings = {"claim": "there is no claim %(target)r"}  # noqa: RUF012  as in Sphinx
 
     def claims(self) -> list[Entry]:

@@ -96,7 +96,7 @@ class ListClaims(ClaimTransform):
         mark, _ = STATES[result.state]
         about = result.why or result.ranks or "passed" if result.state in {"passed", "skipped"} else result.state
         stale = " · stale: the test changed since" if result.stale else ""
-        shown = part("td", nodes.Text(f"{mark} {about}{stale} "))
+        shown = part("td", nodes.Text(f"{mark}\N{NO-BREAK SPACE}{about}{stale} "))
         if proof and has_folds(self.app.builder):
             shown += part("a", nodes.Text("test"), href=test_uri(self.app.builder, self.env.docname, proof))
         if result.failed:

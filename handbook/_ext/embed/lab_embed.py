@@ -66,7 +66,9 @@ class Embed(SphinxDirective):
     def stamp(self, lab: labs.Lab) -> nodes.paragraph:
         """What it ran on, as a link to the lab where the lab is part of the same project."""
         self.env.note_dependency(str(lab.shown_file(self.config)))
-        return self.link(lab, stamp_text(labs.lab_evidence(lab, self.config)))
+        stamp = self.link(lab, stamp_text(labs.lab_evidence(lab, self.config)))
+        stamp["lab"], stamp["ran"] = lab.id, True  # for `section_stamps`
+        return stamp
 
     def link(self, lab: labs.Lab, text: str) -> nodes.paragraph:
         """Small print below the piece."""
@@ -148,6 +150,7 @@ class LabCode(Embed):
         block = nodes.literal_block(code, code, language="python", xml_space="preserve")
         self.set_source_info(block)
         below = self.link(lab, f"from the lab {lab.id}")
+        below["lab"], below["ran"] = lab.id, False
         return [nodes.container("", block, below, classes=["lab-code", *self.options.get("class", [])])]
 
 

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from ddplab.recording.keys import block_key
 
 from ..evidence import labs
-from ..evidence.lab_pieces import stamp_text
+from ..evidence.lab_pieces import is_model, stamp_text
 from ..evidence.labs import Lab, all_labs, lab_evidence
 from ..markup import cross_reference
 from ..problems import BuildError, expect
@@ -35,8 +35,16 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
     app.env.note_dependency(str(lab.shown_file(app.config)))
     evidence = lab_evidence(lab, app.config)
     title = next(iter(doctree.findall(nodes.title)))
-    stamp = nodes.paragraph("", stamp_text(evidence), classes=["stamp"])
-    title.parent.insert(title.parent.index(title) + 1, stamp)
+    model = is_model(lab.script)
+    if model and evidence["launches"]:
+        raise BuildError(f"{lab.script} says '# model:', and launches ranks; take the comment out")
+    text = "A model: no rank runs here, and no time is measured." if model else stamp_text(evidence)
+    stamp = nodes.paragraph("", text, classes=["stamp"])
+    below = title.parent.index(title) + 1
+    title.parent[below:below] = [stamp, _how_to_run(app, lab, evidence)]
+    for downloads in list(doctree.findall(nodes.container)):
+        if "sphx-glr-footer" in downloads["classes"]:  # the script stands above, and a notebook cannot launch ranks
+            downloads.parent.remove(downloads)
     code = [block for block in doctree.findall(nodes.literal_block) if _is_code(block)]
     expect(code or not evidence["blocks"], "sphinx-gallery", f"no comment {_GENERATED!r} stands above blocks of code")
     failed = min(len(evidence["blocks"]), len(code)) - 1 if evidence.get("failed") else None
@@ -50,6 +58,29 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
         shown.parent[below:below] = outputs
     if reason := not_shown(evidence):
         stamp.parent.insert(stamp.parent.index(stamp) + 1, nodes.note("", nodes.paragraph("", reason)))
+
+
+def _how_to_run(app: Sphinx, lab: Lab, evidence: dict[str, Any]) -> nodes.paragraph:
+    path = lab.script.relative_to(labs.ROOT).as_posix()
+    command = f"python {path}"
+    line = nodes.paragraph("", "Run it: ", nodes.literal(command, command), classes=["lab-run"])
+    if took := seconds(evidence):
+        line += nodes.Text(f", {took} here")
+    line += [nodes.Text(" · "), script_download(app.env.docname, lab, "download the script")]
+    return line
+
+
+def script_download(docname: str, lab: Lab, text: str) -> addnodes.download_reference:
+    """A link that downloads the script of a lab."""
+    target = "/" + os.path.relpath(lab.script, labs.ROOT / "handbook").replace(os.sep, "/")
+    label = nodes.inline("", text)
+    return addnodes.download_reference("", "", label, refdoc=docname, reftarget=target, refexplicit=True)
+
+
+def seconds(evidence: dict[str, Any]) -> str:
+    """How long it ran when it was recorded, in whole seconds; empty if that is not known."""
+    took = evidence.get("seconds")
+    return f"{max(1, round(took))} s" if took else ""
 
 
 def not_shown(evidence: dict[str, Any]) -> str:
@@ -106,14 +137,14 @@ def list_labs(app: Sphinx, doctree: nodes.document) -> None:
     intro = [node for node in section.children if isinstance(node, nodes.title | nodes.paragraph)][:2]
     listing = nodes.definition_list(classes=["labs"])
     for lab in chapter:
-        title, question = _title_and_question(lab)
+        title, question = title_and_question(lab)
         link = cross_reference(app.env.docname, "std:doc", f"/{lab.docname}", title)
         definition = nodes.definition("", nodes.paragraph("", question))
         listing += nodes.definition_list_item("", nodes.term("", "", link), definition)
     section[:] = [*intro, listing, *(nodes.compound("", tree, classes=["toctree-wrapper"]) for tree in trees)]
 
 
-def _title_and_question(lab: Lab) -> tuple[str, str]:
+def title_and_question(lab: Lab) -> tuple[str, str]:
     """The title of a lab, and the first sentence of its introduction: the question that it answers."""
     text = ast.get_docstring(ast.parse(lab.script.read_text(encoding="utf-8"))) or ""
     title, _, rest = text.strip().partition("\n")

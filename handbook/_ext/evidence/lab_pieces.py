@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from sphinx.util import parselinenos
@@ -41,6 +43,11 @@ def stamp_text(evidence: dict[str, Any]) -> str:
         "stale: the code changed since" if evidence["stale"] else "",
     ]
     return " · ".join(filter(None, parts))
+
+
+def is_model(script: Path) -> bool:
+    """Whether a lab says of itself, in a comment ``# model: …``, that it runs no rank and measures no time."""
+    return re.search(r"^# model: ", script.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
 def ranks_text(launches: list[dict[str, Any]]) -> str:

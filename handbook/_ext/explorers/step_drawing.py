@@ -69,6 +69,16 @@ def step_figure(example: Example) -> str:
     return svg(428, step_words(example), parts)
 
 
+def step_picture(example: Example) -> str:
+    """The drawing as a file that stands alone, on a light card: the picture of the README."""
+    drawing = step_figure(example)
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH + 48}" height="476" viewBox="-24 -24 {WIDTH + 48} 476"'
+    head, _, rest = drawing.partition(">")
+    label = head.partition('aria-label="')[2].partition('"')[0]
+    card = f'<rect x="-24" y="-24" width="{WIDTH + 48}" height="476" rx="8" fill="#fdfcfa" stroke="{FAINT}"/>'
+    return f'<svg {size} role="img"><title>{label}</title>{card}{rest}\n'
+
+
 def _curve(settings: Settings, step: Step, left: float, right: float, *, top: float, bottom: float) -> list[str]:
     low, high, pieces = math.log2(0.25), math.log2(1024), 120
     sizes = [2 ** (low + (high - low) * n / pieces) for n in range(pieces + 1)]
@@ -91,7 +101,12 @@ def _curve(settings: Settings, step: Step, left: float, right: float, *, top: fl
     parts += [text(_ms(value), left - 9, y(value) + 4, "end") for value in (most, least)]
     parts += [line(left, y(least), right, y(least), SOFT, dashed=True)]
     parts += [f'<polyline fill="none" stroke="{MARK}" stroke-width="2" points="{points}"/>']
+    best = min(range(pieces + 1), key=seconds.__getitem__)
+    parts += [line(x(sizes[best]), y(seconds[best]), x(sizes[best]), bottom, SOFT)]
+    parts += [f'<circle cx="{x(sizes[best]):.1f}" cy="{y(seconds[best]):.1f}" r="8" fill="none" stroke="{INK}"/>']
     here = settings.bucket_mib
+    away, anchor = (-12, "end") if sizes[best] < here else (12, "start")  # from the label of the current size
+    parts += [text(f"best: {_ms(seconds[best])}", x(sizes[best]) + away, y(seconds[best]) - 14, anchor)]
     parts += [f'<circle cx="{x(here):.1f}" cy="{y(step.step_s):.1f}" r="5.5" fill="{INK}"/>']
     rises = settings.step(bucket_mib=here * 1.5).step_s > settings.step(bucket_mib=here / 1.5).step_s
     beside, anchor = (-8, "end") if rises else (8, "start")  # the side on which the curve lies lower

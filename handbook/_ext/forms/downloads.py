@@ -1,0 +1,94 @@
+"""``{downloads}``: the other forms of the book, with a link to each that has been built, and how to build the others.
+
+The html build makes none of them. So the list is filled in when a build is finished, and again by the Makefile when
+another form is (``python downloads.py _build``, which is why this file imports nothing of ours): what is there is put
+beside the pages and linked, so that no link is dead, wherever the folder of the pages is served from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+FOLDER = "_downloads/book"  # beside the pages
+_MIB = 2**20
+_MARKED = re.compile(r"<!-- downloads -->.*?<!-- /downloads -->", re.DOTALL)
+# What a form is called, the habit that builds it, and its files in the folder of builds.
+FORMS = (
+    ("The book as a PDF", "pdf", ("pdf/ddp-handbook.pdf", "pdf/ddp-labs.pdf")),
+    ("A PDF for each chapter", "pdf", ("pdf/*-*.pdf",)),
+    ("An EPUB for e-readers", "epub", ("epub/ddp-handbook.epub",)),
+    ("Slides with notes", "slides", ("slides/*.pdf",)),
+    ("Flashcards for Anki", "anki", ("anki/ddp-handbook.apkg",)),
+)
+
+
+def fill(builds: Path, pages: Path) -> None:
+    """Put what has been built beside the pages, and list it on the front page.
+
+    Args:
+        builds: the folder with one folder per form.
+        pages: the folder of the built pages.
+    """
+    front = pages / "index.html"
+    text = front.read_text(encoding="utf-8") if front.is_file() else ""
+    if not _MARKED.search(text):
+        return
+    shutil.rmtree(pages / FOLDER, ignore_errors=True)
+    listed = f'<!-- downloads --><ul class="downloads">{"".join(_forms(builds, pages))}</ul><!-- /downloads -->'
+    front.write_text(_MARKED.sub(lambda _: listed, text), encoding="utf-8")
+
+
+def _forms(builds: Path, pages: Path) -> Iterator[str]:
+    taken: set[Path] = set()
+    for title, habit, patterns in FORMS:
+        found = [path for pattern in patterns for path in sorted(builds.glob(pattern)) if path not in taken]
+        taken |= set(found)
+        links = ", ".join(_link(path, pages) for path in found)
+        links = links or f'not built here; <code class="literal">make {habit}</code> does'
+        yield f"<li><strong>{escape(title)}</strong>: {links}</li>"
+
+
+def _link(path: Path, pages: Path) -> str:
+    target = pages / FOLDER / path.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # another file system: copied
+        os.link(path, target)
+    if not target.exists():
+        shutil.copy2(path, target)
+    facts = path.stat()
+    about = f"{max(0.1, facts.st_size / _MIB):.1f} MiB, {time.strftime('%Y-%m-%d', time.gmtime(facts.st_mtime))}"
+    return f'<a class="download" href="{FOLDER}/{escape(path.name)}" title="{about}">{escape(path.name)}</a>'
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Register the directive, and fill its list in when pages have been written."""
+    from docutils import nodes
+    from sphinx.util.docutils import SphinxDirective
+
+    class Downloads(SphinxDirective):
+        """Takes no argument."""
+
+        def run(self) -> list[nodes.Node]:
+            """Leave the place of the list on the web; elsewhere, say that there are other forms."""
+            return [nodes.raw("", "<!-- downloads --><!-- /downloads -->", format="html")]
+
+    def finish(app: Any, exception: Exception | None) -> None:
+        if exception is None and app.builder.name == "html":
+            fill(Path(app.confdir, "_build"), Path(app.outdir))
+
+    app.add_directive("downloads", Downloads)
+    app.connect("build-finished", finish)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":
+    fill(Path(sys.argv[1]), Path(sys.argv[1], "html"))
