@@ -27,6 +27,7 @@ extensions = [
     "_ext.embed.lab_embed",
     "_ext.embed.lab_cards",
     "_ext.embed.section_stamps",
+    "_ext.embed.exercise_downloads",
     "_ext.embed.code_diff",
     "_ext.embed.kit_reference",
     "_ext.embed.edition_page",
