@@ -69,6 +69,7 @@ myst_enable_extensions = [
 ]
 myst_heading_anchors = 3
 reading_time_documents = r"(understand|run|fast|keep)/(?!practice).*|repair/(broken|tools|fault-lab)"
+claims_need_scope = True
 lab_card_documents = reading_time_documents
 bibtex_bibfiles = ["handbook/references.bib"]
 bibtex_default_style = "unsrt"

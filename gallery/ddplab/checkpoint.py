@@ -83,10 +83,12 @@ class CheckpointManager:
         *,
         step: int | None = None,
         warm_up: Callable[[], torch.Tensor] | None = None,
+        fits: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any] | None:
         """Load the checkpoint of ``step``, or of ``latest()``, into what ``state`` names.
 
-        No object is touched before every rank has read the same bytes and everything fits.
+        No object is touched before every rank has the same file and everything fits. The first
+        rank of each machine checks the sum over its bytes; all map it, so its memory is shared.
         With as many ranks as at the save, each rank gets its generators back; else it is warned of.
 
         Args:
@@ -96,6 +98,8 @@ class CheckpointManager:
                 buckets; all that it changed is loaded over. From three ranks on, a resume is exact
                 only with it. Not for a run that was saved at step 0; with ``static_graph=True``
                 two backwards are needed, of which it makes the first itself.
+            fits: is given the plain values that were saved, before anything else of the file is read,
+                and raises CheckpointError if they belong to another run.
 
         Returns:
             The plain values and tensors that were saved (on the CPU), and ``step`` and ``world_size``
@@ -112,8 +116,11 @@ class CheckpointManager:
 
         def read() -> str:
             with self._path(step).open("rb") as file:
-                checksum = _checksum(file)  # the file stays open: these very bytes are loaded
+                # The file stays open: these very bytes are loaded.
+                checksum = (_checksum if os.environ.get("LOCAL_RANK", "0") == "0" else _stated_checksum)(file)
                 content.update(_unpickled(file))
+            if fits is not None:
+                fits(content["values"])
             _check_fit(content["outlines"], objects, file.name)
             return f"step {step} sha256 {checksum[:16]}"
 
@@ -270,11 +277,23 @@ def _checksum(file: IO[bytes]) -> str:
     return sha256.hexdigest()
 
 
+def _stated_checksum(file: IO[bytes]) -> str:
+    """Return the checksum that the last line of a file states; another rank of this machine compares it."""
+    size = len(_last_line("0" * 64))
+    file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+    if not (found := re.fullmatch(rb"\nsha256 ([0-9a-f]{64})\n", file.read())):
+        raise CheckpointError(f"{file.name}: torn, or not of this kind: its last line is no checksum")
+    return found[1].decode()
+
+
 def _unpickled(file: IO[bytes]) -> dict[str, Any]:
-    """Return the content; it is on the CPU, and ``load_state_dict`` copies it to wherever the objects are."""
+    """Return the content; it is on the CPU, and ``load_state_dict`` copies it to wherever the objects are.
+
+    The file is mapped, not read: ranks of one machine share its pages, and what nobody asks for stays on the disk.
+    """
     try:
         _refuse_code(file.name)
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(f"/dev/fd/{file.fileno()}", map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         if isinstance(error, CheckpointError | OSError):
             raise

@@ -420,19 +420,19 @@ def connect(me, store, patience):
 
 
 def join(me, store, patience):
-    """Make the process group."""
+    """Make the process group, with gloo for CPU tensors also where there are GPUs."""
     store, cuda = dist.PrefixStore("group", store), torch.cuda.is_available()
     # NCCL's watchdog would end the process without a table, so it has to wait longer.
     options = {"timeout": timedelta(seconds=3 * patience if cuda else patience)}
     options |= {"rank": me["RANK"], "world_size": me["WORLD_SIZE"], "store": store}
     options |= {"device_id": device(me)} if cuda else {}
-    dist.init_process_group("nccl" if cuda else "gloo", **options)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", **options)
 
 
-def all_reduce(me, nbytes, rounds=5):
+def all_reduce(me, nbytes, where, rounds=5):
     """Seconds per all-reduce of float32: the median, after one that is not counted."""
-    world, seconds = me["WORLD_SIZE"], []
-    base = (torch.arange(nbytes // 4, device=device(me)) % 1000).float()
+    world, seconds, numbers = me["WORLD_SIZE"], [], nbytes // 4
+    base = torch.arange(1000.0, device=where).repeat(numbers // 1000 + 1)[:numbers]
     for _ in range(1 + rounds):
         x = base + me["RANK"]
         dist.barrier()
@@ -597,8 +597,11 @@ def main():
     """Make all checks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--patience", type=float, default=60, help="seconds for each check")
-    parser.add_argument("--mib", type=float, default=64, help="size of the large all-reduce")
+    sizes = "of the large all-reduces; without it, 1024 and 4096 on GPUs and 64 on CPUs"
+    parser.add_argument("--mib", type=float, nargs="+", help=f"sizes {sizes}")
     args = parser.parse_args()
+    gpus = torch.cuda.is_available()
+    sizes = args.mib or ([1024, 4096] if gpus else [64])
     me, found = variables(os.environ)
     world, patience, facts = me["WORLD_SIZE"], args.patience, {}
     run = Run(me, found, patience)
@@ -641,23 +644,36 @@ def main():
         return f"{hosts} machines reach each other at any port" if hosts > 1 else "one machine"
 
     def speed(values):
-        slowest, bits = max(values.values()), 8e-9 * int(args.mib * 2**20)
-        bus = bits / slowest * 2 * (world - 1) / world
-        how = f"{bits / slowest:.2f} Gbit/s, bus {bus:.2f} (median of 5, slowest rank)"
-        return f"{args.mib:g} MiB in {1e3 * slowest:.1f} ms: {how}" if bus else "one rank"
+        rates = []
+        for mib, seconds in zip(sizes, zip(*values.values(), strict=True), strict=True):
+            slowest, bits = max(seconds), 8e-9 * int(mib * 2**20)
+            bus = bits / slowest * 2 * (world - 1) / world
+            how = f"{bits / slowest:.2f} Gbit/s, bus {bus:.2f} (median of 5, slowest rank)"
+            rates.append(f"{mib:g} MiB in {1e3 * slowest:.1f} ms: {how}")
+        return "; ".join(rates) if world > 1 else "one rank"
 
     def short(values):
-        return f"4 KiB in {1e3 * max(values.values()):.2f} ms, sums right"
+        each = zip(backends, zip(*values.values(), strict=True), strict=True)
+        times = ", ".join(f"{name} {1e3 * max(seconds):.2f} ms" for name, seconds in each)
+        return f"4 KiB: {times}, sums right"
 
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    def on_each(nbytes):  # gloo's tensors are on the CPU, NCCL's on the GPU
+        kinds = [torch.device("cpu"), device(me)][: len(backends)]
+        return [all_reduce(me, nbytes, where) for where in kinds]
+
+    def large():
+        return [all_reduce(me, int(mib * 2**20), device(me)) for mib in sizes]
+
+    backends = ["gloo", "NCCL"] if gpus else ["gloo"]
+    both = " and ".join(backends)
     checks = {
         "ranks": (lambda: {"host": socket.gethostname()}, lambda values: ({}, [])),
         "devices": (lambda: collect(me), judge_facts),
         "clocks": (lambda: compare_clocks(me, store, facts), judge_clocks),
         "connections": (lambda: connect(me, store, patience), row(reached)),
-        "process group": (lambda: join(me, store, patience), row(lambda _: backend)),
-        "small all-reduce": (lambda: all_reduce(me, 4096), row(short)),
-        "large all-reduce": (lambda: all_reduce(me, int(args.mib * 2**20)), row(speed)),
+        "process group": (lambda: join(me, store, patience), row(lambda _: both)),
+        "small all-reduce": (lambda: on_each(4096), row(short)),
+        "large all-reduce": (large, row(speed)),
     }
     try:
         for check, (action, judge) in checks.items():

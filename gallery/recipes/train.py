@@ -12,11 +12,14 @@ import argparse
 import atexit
 import math
 import os
+import resource
 import signal
+import socket
 import sys
 import time
 import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -34,13 +37,14 @@ except ImportError:  # the kit is not installed
     from checkpoint import CheckpointError, CheckpointManager  # its file, copied beside this
 
 REFUSED, SAVED = 2, 75  # 75 is EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
-signals = []  # SIGTERM and SIGUSR1 as they come; torchrun sends each twice
-kept = []  # the group, until everything else is gone: see leave()
+STOP = (signal.SIGTERM, signal.SIGUSR1)
+signals = []  # those of STOP as they come; torchrun sends each twice
+kept = []  # the groups, until everything else is gone: see leave()
 
 
-def setup_ddp():
-    """Join the process group; return the device of this rank."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+def setup_ddp(args):
+    """Join the process group; return the device of this rank and the group for gradients."""
+    for number in STOP:
         signal.signal(number, lambda number, _: signals.append(number))
     env, alone = os.environ, {}
     if "RANK" not in env and "SLURM_STEP_NUM_TASKS" in env:  # srun without torchrun
@@ -51,15 +55,29 @@ def setup_ddp():
             env.setdefault("MASTER_ADDR", "127.0.0.1")
     elif "RANK" not in env:  # no launcher: a group of one, which needs no address
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    if not torch.cuda.is_available():
-        dist.init_process_group("gloo", **alone)
-        return torch.device("cpu")
-    # Where Slurm shows each rank only its own GPU, that GPU has number 0.
-    device = torch.device("cuda", int(env.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    torch.cuda.set_device(device)  # first, or every rank allocates memory on GPU 0
-    # Gradients go through NCCL; votes and messages between ranks go through gloo.
-    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, **alone)
-    return device
+    device, backend = torch.device("cpu"), "gloo"
+    if torch.cuda.is_available():
+        # Where Slurm shows each rank only its own GPU, that GPU has number 0.
+        local = int(env.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
+        device, backend = torch.device("cuda", local), "nccl"
+        torch.cuda.set_device(device)  # first, or every rank allocates memory on GPU 0
+    # Votes and messages go through gloo, which waits for no GPU; gradients have a group of
+    # their own, with a shorter timeout: nobody saves or loads while others wait in it.
+    dist.init_process_group("gloo", timeout=timedelta(seconds=args.vote_timeout), **alone)
+    gradients = dist.new_group(backend=backend, timeout=timedelta(seconds=args.timeout))
+    kept.append(gradients)
+    return device, gradients
+
+
+def one_gpu_each(device):
+    """Refuse two ranks on one GPU, before NCCL does it in many lines; call it on all ranks."""
+    place = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
+    places = [None] * dist.get_world_size()
+    dist.all_gather_object(places, place)
+    with agreed():
+        if len(set(places)) < len(places):
+            here, gpus = socket.gethostname(), torch.cuda.device_count()
+            refuse(f"more ranks than GPUs: {here} has {gpus}, so start {gpus} ranks there")
 
 
 def say(text, file=None, end="\n"):
@@ -72,7 +90,7 @@ def leave(code):
     """End the program, on all ranks together."""
     dist.all_reduce(torch.zeros(1))
     # gloo's threads may still have objects to free, for which they need Python's lock. The
-    # group waits for them when it is freed: not by DDP, which would hold that lock.
+    # groups wait for them when they are freed: not by DDP, which would hold that lock.
     kept.append(dist.group.WORLD)
     atexit.register(kept.clear)
     dist.destroy_process_group()
@@ -108,11 +126,11 @@ def refuse(message):
     raise ValueError(message)
 
 
-def parse_flags(device):
-    """The flags, checked as far as possible without the data."""
+def parse_flags():
+    """The flags, and what is wrong with them: to be said when all ranks are there."""
     parser = argparse.ArgumentParser(description="Train a model with DDP.")
-    parser.error, parser.exit = refuse, partial(leave, 0)  # after --help
-    parser.print_help = lambda: say(parser.format_help())
+    parser.error, rank = refuse, os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    parser.print_help = lambda: print(parser.format_help() if rank == "0" else "", end="")
     add = parser.add_argument
     add("--dataset", choices=["text", "mrpc"], default="text")
     add("--data", type=Path, default=Path(__file__).with_name("data") / "collectives.txt")
@@ -128,25 +146,38 @@ def parse_flags(device):
     add("--warmup", type=int, default=20, help="steps until the full learning rate")
     add("--clip", type=float, default=1.0, help="largest norm of the gradient")
     add("--seed", type=int, default=0)
-    usual = "bf16" if device.type == "cuda" else "fp32"
+    usual = "bf16" if torch.cuda.is_available() else "fp32"
     add("--precision", choices=["fp32", "bf16", "fp16"], default=usual)
     add("--out", type=Path, default="runs/train", help="folder of the checkpoints")
     add("--resume", choices=["auto", "must", "never"], default="auto")
     add("--log-every", type=int, default=10)
     add("--save-every", type=int, default=50, help="steps between saves and evaluations")
     add("--workers", type=int, default=0, help="processes per rank that read data")
+    add("--fused", action="store_true", help="one kernel for the whole step of AdamW")
+    add("--compile", action="store_true", help="torch.compile; its first step takes minutes")
+    how = {"type": float, "default": 600.0, "metavar": "SECONDS"}
+    add("--timeout", **how, help="end the run if a rank waits longer for another's gradients")
+    what = "the same for messages and votes, which also wait for a rank that loads or saves"
+    add("--vote-timeout", **{**how, "default": 1800.0}, help=what)
+    add("--vote-every", type=int, default=1, help="steps between votes on stopping")
     add("--profile", type=Path, help="folder for a trace of four steps of each rank")
-    args = parser.parse_args()
+    try:
+        return parser.parse_args(), None
+    except ValueError as error:
+        return parser.parse_args([]), error
+
+
+def check_flags(args):
+    """What is wrong with the flags as far as it shows without the data."""
     for name, value in vars(args).items():
         least = 0 if name in ("dropout", "seed", "workers") else 1e-12
-        if isinstance(value, int | float) and not value >= least:
+        if type(value) in (int, float) and not value >= least:
             refuse(f"--{name.replace('_', '-')} {value} is too small")
     parts = dist.get_world_size() * args.accumulate
     if args.batch % parts:
         refuse(f"--batch {args.batch} is not a multiple of {parts}, ranks × --accumulate")
     if args.model != "small" if args.dataset == "text" else not args.model.startswith("hf:"):
         refuse("--model small goes with --dataset text, --model hf:NAME with --dataset mrpc")
-    return args
 
 
 def from_text(args):
@@ -205,6 +236,21 @@ def from_hub(args):
     return tokens(pairs["train"]), tokens(pairs["validation"]), model
 
 
+class Loader(DataLoader):
+    """Its workers never see the signals of STOP, which are for the ranks.
+
+    torchrun, Slurm and Kubernetes send them to every process, and a rank whose worker dies of
+    one crashes instead of saving. A process inherits what is blocked when it is started.
+    """
+
+    def __iter__(self):  # noqa: D105
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+        try:
+            return super().__iter__()  # starts the workers
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def batches(train, loader, args, step):
     """The micro-batches of this rank, without end, from the one after this step."""
     share, steps_per_epoch = args.batch // dist.get_world_size(), len(train) // args.batch
@@ -229,8 +275,17 @@ def checkpointing():
 
 def resume(args, manager, state, any_loss):
     """Load what an earlier run left in the folder; return its step and unprinted losses."""
-    with checkpointing():  # the flags of the newest complete one show whether the rest fits
-        found = manager.load() if args.resume != "never" else None
+
+    def fits(saved):  # of the newest complete checkpoint, before its weights are read
+        for name, was in saved["config"].items():
+            if was != (now := state["config"].get(name)):
+                text = f"{args.out} belongs to another run: {name} was {was} and is {now}"
+                raise CheckpointError(text)
+
+    found = None
+    if args.resume != "never":
+        with checkpointing():
+            found = manager.load(state, warm_up=any_loss, fits=fits)
     with agreed():
         there = list(args.out.glob("step-*.pt"))
         if args.resume == "never":
@@ -238,13 +293,8 @@ def resume(args, manager, state, any_loss):
                 path.replace(path.with_suffix(".old"))  # or they would be newer than ours
         elif not found and (there or args.resume == "must"):
             refuse(f"--resume {args.resume}: there is no complete checkpoint in {args.out}")
-        for name, now in state["config"].items() if found else ():
-            if (was := found["config"].get(name)) != now:
-                refuse(f"{args.out} belongs to another run: {name} was {was} and is {now}")
     if not found:
         return 0, 0.0, 0
-    with checkpointing():
-        manager.load(state, step=found["step"], warm_up=any_loss)
     step, ranks = found["step"], found["world_size"]
     say(f"resumed after step {step} from {args.out}, saved by {ranks} ranks")
     return step, found["total"], found["count"]
@@ -261,7 +311,7 @@ def predict(model, batch, device, autocast):
 
 
 @torch.no_grad()
-def evaluate(model, valid, loader, device, autocast):
+def evaluate(model, valid, loader, device, autocast, group=None):
     """Mean loss and accuracy over the validation set, each sample counted once."""
     # DistributedSampler would repeat samples until all ranks have the same number. Here some
     # ranks may have one less, so the model is called, not its DDP wrapper.
@@ -274,8 +324,16 @@ def evaluate(model, valid, loader, device, autocast):
         sums[1] += (scores.argmax(dim=1) == labels).sum()
         sums[2] += len(labels)
     model.train()
-    dist.all_reduce(sums)  # sums and counts: a mean of means would weigh ranks, not samples
+    dist.all_reduce(sums, group=group)  # sums and counts: means would weigh ranks, not samples
     return (sums[:2] / sums[2]).tolist()
+
+
+def peak_gib(device):
+    """The most memory that this rank has held: tensors on its GPU, or all of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 2**10  # of ru_maxrss
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
 @record  # torchrun's report then has the traceback of the rank that crashed first
@@ -283,18 +341,23 @@ def main():
     """Train."""
     warnings.formatwarning = lambda text, *_: f"train.py: warning: {text}\n"
     warnings.simplefilter("once", UserWarning)
-    device = setup_ddp()
+    args, wrong = parse_flags()
+    device, group = setup_ddp(args)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with agreed():
-        args = parse_flags(device)
+        if wrong:
+            raise wrong
+        check_flags(args)
         args.out.mkdir(parents=True, exist_ok=True)
+    if device.type == "cuda":
+        one_gpu_each(device)
     torch.manual_seed(args.seed)  # the same model for any number of ranks
     with agreed():
         train, valid, model = (from_hub if args.dataset == "mrpc" else from_text)(args)
         if len(train) < args.batch or not len(valid):
             refuse(f"{len(train)} training samples are fewer than --batch {args.batch}")
     model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=args.fused or None)
 
     def part_of_lr(step):  # up along a line, then down to zero along half a cosine
         left = (args.steps - step) / max(1, args.steps - args.warmup)
@@ -309,14 +372,17 @@ def main():
 
     # The wrapper trains, the model is saved: no name in a checkpoint begins with "module."
     gpus = [device] if device.type == "cuda" else None
-    ddp = DistributedDataParallel(model, gpus, gradient_as_bucket_view=True)
+    views = {"gradient_as_bucket_view": True}
+    ddp = DistributedDataParallel(model, gpus, process_group=group, **views)
+    forward = torch.compile(ddp) if args.compile else ddp  # its graphs end where buckets do
     micro = args.batch // ranks // args.accumulate
     # The start of an epoch draws a number: from this generator, not from the one of dropout.
     how = {"generator": torch.Generator(), "pin_memory": bool(gpus)}
-    loader = partial(DataLoader, batch_size=micro, num_workers=args.workers, **how)
+    loader = partial(Loader, batch_size=micro, num_workers=args.workers, **how)
 
     # A checkpoint belongs to this run if nothing that affects the numbers is different.
     free = ["out", "resume", "log_every", "save_every", "workers", "profile", "accumulate"]
+    free += ["timeout", "vote_timeout", "vote_every"]
     config = {name: value for name, value in vars(args).items() if name not in free}
     config["data"] = [tensor.sum().item() for tensor in train.datasets.values()]
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
@@ -324,11 +390,10 @@ def main():
 
     def any_loss():  # for a first backward, after which DDP rebuilds its buckets
         batch = next(batches(train, loader, args, 0))
-        return cross_entropy(*predict(ddp, batch, device, autocast))
+        return cross_entropy(*predict(forward, batch, device, autocast))
 
     step, total, count = resume(args, manager, state, any_loss)
     total = torch.tensor(total if rank == 0 else 0.0, device=device)
-    data = batches(train, loader, args, step)
     trace = nullcontext()
     if args.profile:
         plan = profiler.schedule(wait=3, warmup=2, active=4, repeat=1)
@@ -337,14 +402,15 @@ def main():
 
     shares = f"{ranks} ranks × {args.accumulate} micro-batches × {micro} samples"
     say(f"{device.type}, {args.precision}: {args.steps} steps of {shares}")
-    terminal = 72 if sys.stdout.isatty() else 0  # columns, for lines that overwrite others
+    terminal = 79 if sys.stdout.isatty() else 0  # columns, for lines that overwrite others
     begun, began = step, time.perf_counter()
-    with trace:
+    # Closed, or a crash would wait for workers that SIGTERM does not end.
+    with trace, closing(batches(train, loader, args, step)) as data:
         while step < args.steps:
             for left in reversed(range(args.accumulate)):
                 # All but the last skip the all-reduce; no_sync must hold the forward too.
                 with ddp.no_sync() if left else nullcontext():
-                    scores, labels = predict(ddp, next(data), device, autocast)
+                    scores, labels = predict(forward, next(data), device, autocast)
                     loss = cross_entropy(scores, labels) / args.accumulate
                     scaler.scale(loss).backward()
                 total += loss.detach()
@@ -359,15 +425,17 @@ def main():
             if args.profile:
                 trace.step()
             step, count = step + 1, count + 1
-            stop, done = any_rank(signals), step == args.steps
+            done = step == args.steps
+            stop = (step % args.vote_every == 0 or done) and any_rank(signals)
             if step % args.log_every == 0 or done:
-                dist.all_reduce(total)  # until now each rank knows only the loss of its share
+                dist.all_reduce(total, group=group)  # until now each rank knows its own
                 loss = total.item() / ranks / count
                 if not math.isfinite(loss):
                     with agreed():  # rather than overwrite the last good checkpoint
                         refuse(f"the loss is {loss} at step {step}")
                 speed = args.batch * (step - begun) / (time.perf_counter() - began)
-                line = f"step {step:5}  loss {loss:.4f}  {speed:,.0f} samples/s"
+                rate = f"{speed * args.context:,.0f} tokens/s  {peak_gib(device):.2f} GiB"
+                line = f"step {step:5}  loss {loss:.4f}  {rate}"
                 if terminal:
                     line = f"{'█' * (20 * step // args.steps):░<20} {line}"
                 say(line.ljust(terminal), end="\r" if terminal else "\n")
@@ -375,10 +443,10 @@ def main():
             if step % args.save_every == 0 or stop or done:
                 paused = time.perf_counter()
                 if done or not stop:  # before the save: if killed here, it is repeated
-                    loss, right = evaluate(model, valid, loader, device, autocast)
+                    loss, right = evaluate(model, valid, loader, device, autocast, group)
                     line = f"step {step:5}  validation loss {loss:.4f}  accuracy {right:.1%}"
                     say(line.ljust(terminal))
-                dist.all_reduce(total)
+                dist.all_reduce(total, group=group)
                 total *= rank == 0  # rank 0 keeps the sum of all ranks, here and in the file
                 with checkpointing():
                     manager.save({**state, "total": total.item(), "count": count}, step)

@@ -75,7 +75,7 @@ assert ranks[2][1]["GROUP_RANK"] == "1"
 record(nodes=2, ranks=len(ranks))
 
 # %%
-# Under c10d, nodes are numbered in the order of their addresses *as text*: "127.0.0.10" comes before "127.0.0.2".
+# Under c10d, nodes are numbered by what ``--local-addr`` says, or else by their full host names, *as text*: "127.0.0.10" comes before "127.0.0.2".
 # Within a node ranks follow the local rank; the agent of node 0 holds the store in which the ranks meet.
 
 # drawing

@@ -15,7 +15,7 @@ from proof import proves
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, WeightedRandomSampler, get_worker_info
 
 from ddplab import device, launch
 from ddplab.labs.postmortem import postmortem
@@ -123,6 +123,25 @@ def test_fewer_samples_than_ranks_raise_nothing():
         return sum(1 for _ in DataLoader(range(2), 1, sampler=sampler))
 
     assert launch(steps, 5) == [0] * 5
+
+
+@proves("setup-drawn-once-and-dealt")
+def test_weighted_samples_are_drawn_once_and_dealt():
+    """Twelve weighted samples: a sampler per rank repeats itself on all ranks, one order is dealt in turns."""
+    weights = torch.arange(1.0, 13.0)
+
+    def worker(dealt_in_turns):
+        generator = torch.Generator().manual_seed(5)
+        if not dealt_in_turns:
+            return list(WeightedRandomSampler(weights, 12, generator=generator))
+        drawn = torch.multinomial(weights, 12, True, generator=generator)
+        return drawn[dist.get_rank() :: dist.get_world_size()][: 12 // dist.get_world_size()].tolist()
+
+    (alone,) = launch(worker, 1, True)
+    assert len(set(alone)) > 1
+    for ranks in (2, 3):
+        assert launch(worker, ranks, False) == [alone] * ranks
+        assert dealt(launch(worker, ranks, True)) == alone
 
 
 @proves("setup-batch-per-rank")

@@ -76,10 +76,10 @@ def test_spawn_sets_no_variables(tmp_path):
     program.write_text(
         "import os\n"
         "from torch import multiprocessing as mp\n"
-        "def show(number):\n"
-        "    print(number, sorted(set(os.environ) & {'RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR'}))\n"
+        "def show(number, before):\n"
+        "    print(number, sorted(set(os.environ) - before))\n"
         "if __name__ == '__main__':\n"
-        "    mp.spawn(show, nprocs=2)\n"
+        "    mp.spawn(show, (set(os.environ),), nprocs=2)\n"
     )
     printed = said(Program(["python", str(program)], start=lambda command, _: Fork(command, CLEAN)))
     assert sorted(printed.splitlines()) == ["0 []", "1 []"]
@@ -107,8 +107,11 @@ def test_torchrun_takes_options_from_the_environment():
 
 
 @proves("setup-c10d-numbers-nodes-by-address")
-def test_c10d_numbers_nodes_in_the_order_of_their_addresses():
-    """Two agents, whichever has --node-rank 0: 127.0.0.10 is node 0 and 127.0.0.2 node 1, and so are their ranks."""
+def test_c10d_numbers_nodes_in_the_order_of_their_addresses(tmp_path):
+    """Two agents, whichever has --node-rank 0: 127.0.0.10 is node 0 and 127.0.0.2 node 1, and so are their ranks.
+
+    Without --local-addr it is the full host name that decides, here two names that can be reached.
+    """
 
     def job(wanted):
         meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.2:{free_port('127.0.0.2')}", "--nnodes=2"]
@@ -117,7 +120,17 @@ def test_c10d_numbers_nodes_in_the_order_of_their_addresses():
             for address, node in [("127.0.0.2", wanted), ("127.0.0.10", 1 - wanted)]
         ]
 
-    for agents in [job(wanted) for wanted in (0, 1)]:
+    def named(host, node, port):
+        program = tmp_path / f"{host}.py"
+        patch = f"import socket; socket.getfqdn = lambda *_: {host!r}; from torch.distributed.run import main; main()"
+        program.write_text(patch)
+        meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf=is_host={1 - node}"]
+        run = ["--nnodes=2", f"--node-rank={node}", "--nproc-per-node=2", str(FOLDER / "variables.py")]
+        return Program(["python", str(program), *meet, *run], start=lambda command, _: Fork(command, CLEAN))
+
+    port = free_port()
+    by_name = [named("127.0.0.2", 0, port), named("127.0.0.10", 1, port)]
+    for agents in [job(0), job(1), by_name]:
         numbers = [[(v["GROUP_RANK"], v["RANK"]) for v in told(agent)] for agent in agents]
         assert numbers == [[("1", "2"), ("1", "3")], [("0", "0"), ("0", "1")]]
 

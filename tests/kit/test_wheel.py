@@ -128,7 +128,7 @@ def test_a_recipe_brings_what_it_needs(installed, tmp_path):
     code = "from ddplab import cli; cli.main(['recipe', 'train.sbatch', '--to', 'job'])"
     assert run(installed, code, tmp_path).returncode == 0
     written = {str(path.relative_to(tmp_path / "job")) for path in (tmp_path / "job").rglob("*") if path.is_file()}
-    assert written == {"train.sbatch", "train.py", "checkpoint.py", "data/collectives.txt"}
+    assert written == {"train.sbatch", "train.py", "hello_ranks.py", "checkpoint.py", "data/collectives.txt"}
     hidden = "import runpy, sys; sys.modules['ddplab'] = None; sys.path.insert(0, '.'); sys.argv[1:] = ['--steps', '1']"
     done = subprocess.run(
         [sys.executable, "-c", f"{hidden}; runpy.run_path('train.py', run_name='__main__')"],

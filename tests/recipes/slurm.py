@@ -171,9 +171,10 @@ class Slurm:
 
 
 def readers_folder(folder: Path) -> Path:
-    """Put the batch scripts into a folder and, as train.py, a small program in which every rank speaks."""
+    """Put batch scripts, hello_ranks.py and, as train.py, a small program in which every rank speaks into a folder."""
     here = Path(__file__).parent
-    for script in (here.parents[1] / "gallery" / "recipes").glob("*.sbatch"):
+    recipes = here.parents[1] / "gallery" / "recipes"
+    for script in [*recipes.glob("*.sbatch"), recipes / "hello_ranks.py"]:
         (folder / script.name).write_text(script.read_text())
     (folder / "train.py").write_text((here / "stand_in.py").read_text())
     return folder

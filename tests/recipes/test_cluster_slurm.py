@@ -17,7 +17,8 @@ LIMIT_S = 100  # a job takes 5 to 15 s on two free cores; no result depends on i
 
 def hashes(said: str) -> dict[int, str]:
     """Rank to the hash of its weights at the end."""
-    return {int(rank): weights for rank, weights in re.findall(r"^rank (\d+): weights (\w+)", said, re.MULTILINE)}
+    found = re.findall(r"^(?:\[rank \d+\] ?:?)?rank (\d+): weights (\w+)", said, re.MULTILINE)
+    return {int(rank): weights for rank, weights in found}
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +46,11 @@ def test_srun_python_trains_as_srun_torchrun_does(finished: Finished) -> None:
     assert finished("srun_python.sbatch", 2) == finished("train.sbatch", 2)
 
 
-def test_signal_save_requeue_resume(slurm: Slurm, folder: Path, finished: Finished) -> None:
+@pytest.mark.parametrize("script", ["train.sbatch", "srun_python.sbatch"])
+def test_signal_save_requeue_resume(slurm: Slurm, folder: Path, finished: Finished, script: str) -> None:
     """The signal is what the time limit sends (--signal=B:USR1@120), without waiting for it."""
-    job = slurm.sbatch(folder / "train.sbatch", "--gpus-per-node=1", args=["--wait-at=2"])
+    per_node = ["--gpus-per-node=1", *(["--ntasks-per-node=1"] if script == "srun_python.sbatch" else [])]
+    job = slurm.sbatch(folder / script, *per_node, args=["--wait-at=2"])
     for rank in (0, 1):
         slurm.wait_for(job, rf"rank {rank}: pid \d+, step 2", LIMIT_S)
     slurm.command("scancel", "--signal=USR1", "--batch", str(job))
@@ -60,6 +63,9 @@ def test_signal_save_requeue_resume(slurm: Slurm, folder: Path, finished: Finish
     assert "User defined signal" not in said  # an agent that USR1 kills takes its ranks with it, saved or not
     assert slurm.show(job)["Restarts"] == "1"
     assert hashes(said) == finished("train.sbatch", 1)
+    assert said.index("hello_ranks: ") < said.index("stops at step 2")
+    own = "".join(path.read_text() for path in (folder / "logs" / str(job)).rglob("*") if path.is_file())
+    assert own.count("rank 1: stops at step 2") == 1
 
 
 def test_train_py_is_requeued_and_resumes(slurm: Slurm, folder: Path) -> None:

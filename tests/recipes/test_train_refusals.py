@@ -1,11 +1,15 @@
 """What train.py cannot do it says in one line, on rank 0, and every rank leaves with code 2."""
 
+import contextlib
 import hashlib
+import io
+import os
 import textwrap
 
 import pytest
 import torch
 
+from ddplab import launch
 from trainer import TINY, TRAIN, call, checkpoint, files, start, start_python, train
 
 
@@ -24,6 +28,7 @@ def refusal(ranks: int, *args: object, how=call, **options) -> str:
         (["--batch", "many"], "argument --batch: invalid int value: 'many'"),
         (["--stepz", 3], "unrecognized arguments: --stepz 3"),
         (["--log-every", 0], "--log-every 0 is too small"),
+        (["--vote-every", 0], "--vote-every 0 is too small"),
         (["--batch", 9], "--batch 9 is not a multiple of 2"),
         (["--data", "nowhere.txt"], "No such file or directory: 'nowhere.txt'"),
         (["--data", __file__, "--batch", 100_000], "fewer than --batch 100000"),
@@ -184,3 +189,29 @@ def test_a_hub_that_has_no_such_model_or_libraries_that_are_missing(stand_ins, t
     (stand_ins / "transformers.py").write_text("raise ModuleNotFoundError(\"No module named 'transformers'\")")
     said = refusal(1, *flags, "hf:tiny", how=start_python, path=stand_ins)
     assert "ModuleNotFoundError: No module named 'transformers'" in said
+
+
+def test_more_ranks_than_gpus_are_refused_in_one_line():
+    """On GPUs that are made up: the comparison needs their names only."""
+
+    def worker(folder, gpus):
+        import sys  # the worker travels by value
+        from types import SimpleNamespace
+
+        sys.path.insert(0, folder)
+        import train
+
+        name = gpus[int(os.environ["RANK"])]
+        torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=name)
+        torch.cuda.device_count = lambda: 1
+        train.leave = sys.exit
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
+            train.one_gpu_each("cuda:0")
+        return err.getvalue()
+
+    said, silence = launch(worker, 2, str(TRAIN.parent), ["GPU-1", "GPU-1"], quiet=True)
+    assert said.count("\n") == 1
+    assert "more ranks than GPUs: " in said
+    assert silence == ""
+    assert launch(worker, 2, str(TRAIN.parent), ["GPU-1", "GPU-2"], quiet=True) == ["", ""]

@@ -189,3 +189,43 @@ def test_a_signal_to_torchrun_reaches_the_ranks(tmp_path):
     assert said.startswith("stopped by a signal and saved")
     assert not losses(said)
     assert checkpoint(tmp_path)["step"] >= 3
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_sigterm_to_every_process_of_torchrun_loses_nothing(workers, tmp_path):
+    """As Kubernetes, scancel and preemption do it; a worker that obeys would end its rank with an error."""
+    tiny = [*map(str, TINY), "--steps=1000000", f"--workers={workers}", f"--out={tmp_path}"]
+    with loopback(1) as (host,):
+        agent = host.start(["torchrun", "--standalone", "--nproc-per-node=2", str(TRAIN), *tiny])
+        agent.wait_for("step     3", LIMIT_S)
+        os.killpg(agent.pid, signal.SIGTERM)  # torchrun passes it on to the group of each rank
+        assert agent.wait(LIMIT_S)
+    assert "stopped by a signal and saved" in agent.output, agent.output
+    assert checkpoint(tmp_path)["step"] >= 3
+
+
+CRASHED = """
+    import runpy, sys
+    import torch
+
+    def step(*_, **__):
+        raise RuntimeError("crash in the step")
+
+    torch.optim.AdamW.step = step
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_crash_ends_the_workers_though_they_see_no_signal(tmp_path):
+    program = tmp_path / "crashed.py"
+    program.write_text(textwrap.dedent(CRASHED))
+    (rank,) = start(1, TRAIN, *TINY, "--steps", 9, "--workers", 2, "--out", tmp_path, program=program)
+    assert (rank.code, rank.err.count("RuntimeError: crash in the step")) == (1, 1), rank.err
+
+
+def test_a_vote_every_few_steps_stops_at_one_of_them(same, signalled, tmp_path):
+    stopped = start(2, TRAIN, *same, "--vote-every", 5, "--out", tmp_path, program=signalled)
+    assert [rank.code for rank in stopped] == [75, 75]
+    assert checkpoint(tmp_path)["step"] == 15  # the signal came in the 13th

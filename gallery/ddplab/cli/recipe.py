@@ -27,8 +27,8 @@ exit code: 0 written, 2 the input cannot be used
 """
 _NEEDS = {  # what must stand beside a recipe
     "train.py": ("checkpoint.py", "data/collectives.txt"),
-    "train.sbatch": ("train.py",),
-    "srun_python.sbatch": ("train.py",),
+    "train.sbatch": ("train.py", "hello_ranks.py"),
+    "srun_python.sbatch": ("train.py", "hello_ranks.py"),
     "trainjob.yaml": ("train.py",),
     "notebook.ipynb": ("train.py",),
 }
