@@ -7,7 +7,7 @@ How much time is lost at each interval between saves, and how good are the two k
 It serves :ref:`checkpointing-interval`.
 """
 
-# model: runs no rank and measures no time
+# runs nothing: a model
 import random
 
 from ddplab import record

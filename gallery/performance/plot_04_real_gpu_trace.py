@@ -14,6 +14,7 @@ The traces are public profiler traces of real jobs with NCCL, from HolisticTrace
 # ResNet-50 as torchvision registers it: each convolution is followed by a BatchNorm with two parameters.
 # Names do not matter for buckets; sizes and their order do.
 
+# runs nothing: recorded traces of real GPUs
 from ddplab import record
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, assign
 from ddplab.labs.plotting import ACCENT, RANK_COLORS, describe, name_rows, subplots

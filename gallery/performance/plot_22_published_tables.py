@@ -13,7 +13,7 @@ It serves :ref:`performance-published`.
 # ``gallery/performance/published.json`` holds the numbers and, for each table, where it was published, on what hardware, and what is *given*: ranks, bytes, parameters, nominal rates.
 # Nothing in the file is fitted.
 
-# model: runs no rank and measures no time
+# runs nothing: a model of published tables
 import numpy as np
 
 from ddplab import record

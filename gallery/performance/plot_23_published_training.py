@@ -12,7 +12,7 @@ It serves :ref:`performance-published`.
 # The tables give the model, the samples per rank, the micro-batches per step, the ranks per node, and the nominal rates inside a node and of a node's network cards.
 # The step of the smallest row gives the compute time.
 
-# model: runs no rank and measures no time
+# runs nothing: a model of published tables
 import numpy as np
 
 from ddplab import record

@@ -159,10 +159,10 @@ if COUNT:
         return init_process_group
 
     def new_group(ranks=None, timeout=None, backend=None, *args, real=dist.new_group, **kwargs):
-        """Without a backend it has that of all ranks."""
-        group = real(ranks, timeout, backend, *args, **kwargs)
-        if backend is None and hasattr(group, "group_name"):
-            state.backend[group.group_name] = state.backend.get(dist.group.WORLD.group_name, "gloo")
+        """Without a backend it has that of all ranks; NCCL is played by gloo here, too."""
+        group = real(ranks, timeout, "gloo" if "nccl" in (backend or "") else backend, *args, **kwargs)
+        if hasattr(group, "group_name"):
+            state.backend[group.group_name] = backend or state.backend.get(dist.group.WORLD.group_name, "gloo")
         return group
 
     def record_of(nccl, real=torch._C._distributed_c10d._dump_fr_trace):

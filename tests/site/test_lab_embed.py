@@ -130,7 +130,7 @@ No lab.
 
 def test_the_book_has_one_mark_for_a_section_with_all_that_it_shows(book: TinyBook) -> None:
     book.write("conf.py", CONF.replace('"_ext.embed.lanes"', '"_ext.embed.lanes", "_ext.embed.section_stamps"'))
-    book.write("gallery/internals/plot_07_formula.py", "# model: runs no rank and measures no time\n")
+    book.write("gallery/internals/plot_07_formula.py", "# runs nothing: a formula\n")
     book.write("handbook/labs/internals/plot_07_formula.rst", PAGE)
     text = evidence(blocks=[{"code": "1", "printed": ["a formula"]}], launches=[])
     book.write("handbook/labs/internals/plot_07_formula.base.json", json.dumps(text))
@@ -147,7 +147,7 @@ def test_the_book_has_one_mark_for_a_section_with_all_that_it_shows(book: TinyBo
         assert mark.a["href"] == "labs/internals/plot_05_bucket_xray.html"
     assert not found["one"].find_next_sibling()  # behind all that the section has
     assert found["three"].get_text().strip() == "Code: bucket-xray"
-    assert found["four"].get_text().strip() == "A model, nothing ran: formula"
+    assert found["four"].get_text().strip() == "Nothing ran, a formula: formula"
     assert not page.select(".lab-output .stamp, figure .stamp, .lab-code .stamp")
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pydyf
 import pytest
+from sphinx.errors import SphinxParallelError
 from sphinx.highlighting import PygmentsBridge
+from sphinx.util.parallel import ParallelTasks
 from tiny_book import TinyBook, evidence
 
-from _ext.forms.patches import drop_links_out_of, page_references_listed_once
+from _ext.forms.patches import drop_links_out_of, end_on_failed_pages, page_references_listed_once
 from _ext.problems import BuildError
 
 
@@ -26,6 +28,21 @@ def test_highlighting_of_another_kind(tmp_path: Path, monkeypatch: pytest.Monkey
     book.write("conf.py", "extensions = ['myst_parser', '_ext.forms.patches']\n")
     book.chapters(first="Text.")
     assert re.search(refusal("Sphinx", r"PygmentsBridge\.html_formatter is not"), book.build().error)
+
+
+def broken(number: int) -> None:
+    """What a process does that writes pages; all but the first end well."""
+    if number == 0:
+        raise ValueError("no such page")
+
+
+def test_a_page_that_fails_while_others_are_started_ends_the_build() -> None:
+    end_on_failed_pages()
+    tasks = ParallelTasks(2)
+    with pytest.raises(SphinxParallelError, match="no such page"):  # noqa: PT012  wherever Sphinx learns of it first
+        for number in range(200):
+            tasks.add_task(broken, number)
+        tasks.join()
 
 
 def test_lab_pages_without_the_marks_of_sphinx_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from ddplab.recording.keys import block_key
 
 from ..evidence import labs
-from ..evidence.lab_pieces import is_model, stamp_text
+from ..evidence.lab_pieces import runs_nothing, stamp_text
 from ..evidence.labs import Lab, all_labs, lab_evidence
 from ..markup import cross_reference
 from ..problems import BuildError, expect
@@ -35,10 +35,10 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
     app.env.note_dependency(str(lab.shown_file(app.config)))
     evidence = lab_evidence(lab, app.config)
     title = next(iter(doctree.findall(nodes.title)))
-    model = is_model(lab.script)
-    if model and evidence["launches"]:
-        raise BuildError(f"{lab.script} says '# model:', and launches ranks; take the comment out")
-    text = "A model: no rank runs here, and no time is measured." if model else stamp_text(evidence)
+    said = runs_nothing(lab.script)
+    if said and evidence["launches"]:
+        raise BuildError(f"{lab.script} says '# runs nothing:', and launches ranks; take the comment out")
+    text = f"No rank ran for this page, and no time was measured: {said}." if said else stamp_text(evidence)
     stamp = nodes.paragraph("", text, classes=["stamp"])
     below = title.parent.index(title) + 1
     title.parent[below:below] = [stamp, _how_to_run(app, lab, evidence)]
@@ -66,7 +66,8 @@ def _how_to_run(app: Sphinx, lab: Lab, evidence: dict[str, Any]) -> nodes.paragr
     line = nodes.paragraph("", "Run it: ", nodes.literal(command, command), classes=["lab-run"])
     if took := seconds(evidence):
         line += nodes.Text(f", {took} here")
-    line += [nodes.Text(" · "), script_download(app.env.docname, lab, "download the script")]
+    link = script_download(app.env.docname, lab, "download the script")
+    line += nodes.inline("", " · ", link, classes=["no-print"])
     return line
 
 

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
 from ..evidence import labs
-from ..evidence.lab_pieces import is_model, ranks_text, stamp_text
+from ..evidence.lab_pieces import ranks_text, runs_nothing, stamp_text
 from ..markup import close, cross_reference, has_folds
 
 
@@ -51,11 +51,12 @@ def _stamp(app: Sphinx, section: nodes.section, stamps: list[nodes.paragraph], p
     evidence = {name: labs.lab_evidence(known[name], app.config) for name in ran}
     below: dict[str, list[str]] = {}
     for name, kept in evidence.items():
-        text = "A model, nothing ran" if is_model(known[name].script) else stamp_text(kept)
+        said = runs_nothing(known[name].script)
+        text = f"Nothing ran, {said}" if said else stamp_text(kept)
         below.setdefault(text, []).append(name)
     if code:
         below["Code"] = list(code)
-    measured = [kept for name, kept in evidence.items() if not is_model(known[name].script)]
+    measured = [kept for name, kept in evidence.items() if not runs_nothing(known[name].script)]
     lines = [_line(app, text, [known[name] for name in names]) for text, names in below.items()]
     section.insert(place, section_stamp("", *lines, summary=_summary(measured)))
 

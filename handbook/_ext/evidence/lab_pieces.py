@@ -45,9 +45,10 @@ def stamp_text(evidence: dict[str, Any]) -> str:
     return " · ".join(filter(None, parts))
 
 
-def is_model(script: Path) -> bool:
-    """Whether a lab says of itself, in a comment ``# model: …``, that it runs no rank and measures no time."""
-    return re.search(r"^# model: ", script.read_text(encoding="utf-8"), re.MULTILINE) is not None
+def runs_nothing(script: Path) -> str:
+    """What a lab shows that runs no rank and measures no time, as its comment ``# runs nothing: …`` says; or empty."""
+    said = re.search(r"^# runs nothing: (.+)", script.read_text(encoding="utf-8"), re.MULTILINE)
+    return said[1].strip() if said else ""
 
 
 def ranks_text(launches: list[dict[str, Any]]) -> str:

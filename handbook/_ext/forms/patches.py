@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,9 @@ import pydyf
 from pygments.formatters import HtmlFormatter
 from pygments.token import Name, Punctuation, Text, Whitespace
 from sphinx.application import Sphinx
+from sphinx.errors import SphinxParallelError
 from sphinx.highlighting import PygmentsBridge
+from sphinx.util.parallel import ParallelTasks
 
 from ..problems import expect
 
@@ -38,6 +41,28 @@ def highlight_leanly() -> None:
     known = current in (HtmlFormatter[str], HtmlFormatter, LeanFormatter)
     expect(known, "Sphinx", "PygmentsBridge.html_formatter is not the formatter of Pygments")
     PygmentsBridge.html_formatter = LeanFormatter
+
+
+def end_on_failed_pages() -> None:
+    """Let the error of a process that reads or writes pages end the build.
+
+    `ParallelTasks.add_task` (Sphinx 9.0) drops an error that a process reported while another one was started: the
+    build went on to "succeeded", with pages of the last build. It calls `terminate` there, which raises it again.
+    """
+    terminate: Any = ParallelTasks.terminate
+    if getattr(terminate, "__wrapped__", None):
+        return
+    drops = "self.terminate()" in inspect.getsource(ParallelTasks.add_task)
+    expect(drops, "Sphinx", "ParallelTasks.add_task does not end the other processes by terminate()")
+
+    @functools.wraps(terminate)
+    def raising(tasks: ParallelTasks) -> None:
+        terminate(tasks)
+        if isinstance(error := sys.exc_info()[1], SphinxParallelError):
+            raise error
+
+    changed: Any = ParallelTasks
+    changed.terminate = raising
 
 
 @contextmanager
@@ -77,4 +102,5 @@ def drop_links_out_of(pages: list[Any]) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Change what every builder uses; the rest is called where it is needed."""
     highlight_leanly()
+    end_on_failed_pages()
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
