@@ -8,11 +8,12 @@
   const found = [...document.querySelectorAll(claims ? "table.claims tr[data-holds]" : ".error-entry")];
   if (!found.length) return;
   const plain = (text) => text.toLowerCase().replace(/\s+/g, " ").trim();
+  const title = (heading) => [...heading.childNodes].find((node) => node.nodeType === Node.TEXT_NODE).data.trim(); // no number
   const items = found.map((one) => {
     const row = claims ? one : one.parentElement, part = row.parentElement;
     const says = JSON.parse(one.dataset.says || "[]").map((pieces) => pieces.map(plain));
     return { row, part, says, fold: claims ? null : one, words: plain(one.textContent),
-             place: claims ? one.dataset.holds : part.querySelector("h2").firstChild.textContent };
+             place: claims ? one.dataset.holds : title(part.querySelector("h2")) };
   });
   const places = [...new Set(items.map(({ place }) => place))].filter(Boolean);
   const [about, any, where, example] = claims
