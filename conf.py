@@ -27,6 +27,7 @@ extensions = [
     "_ext.embed.lab_embed",
     "_ext.embed.lab_cards",
     "_ext.embed.section_stamps",
+    "_ext.embed.exercise_downloads",
     "_ext.embed.code_diff",
     "_ext.embed.kit_reference",
     "_ext.embed.edition_page",
@@ -118,7 +119,8 @@ html_static_path = ["handbook/_static"]
 html_favicon = "handbook/_static/favicon.svg"
 templates_path = ["handbook/_templates"]
 html_sidebars = {"**": ["sidebar/scroll-start.html", "book-nav.html", "sidebar/scroll-end.html"]}
-html_css_files = ["book.css", "cards.css", "claims.css"]
+html_css_files = ["book.css", "cards.css", "claims.css", "figures.css"]
+html_js_files = [("figures.js", {"defer": "defer"})]
 html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False

@@ -45,6 +45,7 @@ for name, ranks in orders.items():
 # %%
 # Each square is one reading of a sample, with the number of the rank in it; a repetition is hatched.
 
+# drawing
 fig, axes = subplots(5, 1, height_in=5.4, sharex=True)
 describe(fig, "Which ranks read each of ten samples, under five settings of the sampler")
 titles = ["repeats the first two", "repeats two others", "repeats yet others"]

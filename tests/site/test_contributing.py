@@ -27,7 +27,7 @@ INDEX = "# Book\n\n```{toctree}\nwarm_up\nlabs/warm_up/index\nclaims\n```\n"
 def project(tmp_path_factory) -> Path:
     """A project that has nothing but the examples."""
     folder = tmp_path_factory.mktemp("project")
-    for part in ("gallery/ddplab", "handbook/_ext", "handbook/_static", "slides/_static"):
+    for part in ("gallery/ddplab", "handbook/_ext", "handbook/_static", "handbook/_templates", "slides/_static"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "tests" / "claims").mkdir(parents=True)
     for part in ("tests/claims/conftest.py", "tests/claims/proof.py", "slides/conf.py", "pyproject.toml"):

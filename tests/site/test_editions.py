@@ -316,7 +316,7 @@ def test_what_fails_in_an_edition_is_shown_with_its_output(two_editions):
     assert "Does not hold here" in lab
     assert lab.index("two printed") < lab.index('class="lab-failed')
     chapter = (below / "chapter.html").read_text()
-    assert "so it does not hold here" in chapter
+    assert "Does not hold here" in chapter
     assert re.search(r"claim-failed.*assert\s+False", chapter, re.DOTALL)
     assert 'title="does not hold in this edition"' in chapter
     assert "does not hold" not in two_editions.page("chapter").get_text()

@@ -39,7 +39,7 @@ def broken(number: int) -> None:
 def test_a_page_that_fails_while_others_are_started_ends_the_build() -> None:
     end_on_failed_pages()
     tasks = ParallelTasks(2)
-    with pytest.raises(SphinxParallelError, match="no such page"):  # noqa: PT012  wherever Sphinx hears of it first
+    with pytest.raises(SphinxParallelError, match="no such page"):  # noqa: PT012  wherever Sphinx learns of it first
         for number in range(200):
             tasks.add_task(broken, number)
         tasks.join()

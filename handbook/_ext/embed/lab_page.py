@@ -66,7 +66,8 @@ def _how_to_run(app: Sphinx, lab: Lab, evidence: dict[str, Any]) -> nodes.paragr
     line = nodes.paragraph("", "Run it: ", nodes.literal(command, command), classes=["lab-run"])
     if took := seconds(evidence):
         line += nodes.Text(f", {took} here")
-    line += [nodes.Text(" · "), script_download(app.env.docname, lab, "download the script")]
+    link = script_download(app.env.docname, lab, "download the script")
+    line += nodes.inline("", " · ", link, classes=["no-print"])
     return line
 
 

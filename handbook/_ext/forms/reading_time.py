@@ -41,5 +41,5 @@ def add_time(app: Sphinx, document: nodes.document) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.add_config_value("reading_time_documents", "", "env")
-    app.connect("doctree-read", add_time)
+    app.connect("doctree-read", add_time, priority=430)  # before the cards of labs, which are no prose
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -15,6 +15,7 @@ class WholeBookBuilder(StandaloneHTMLBuilder):
 
     allow_parallel = False  # what is rendered is collected in this process
     search = False
+    download_support = False  # the files are not in it
     copysource = False
 
     def get_theme_config(self) -> tuple[str, dict[str, str | int | bool]]:
