@@ -169,7 +169,7 @@ def test_the_list_shows_statement_result_and_place_and_counts(book: TinyBook) ->
     assert shown.a["href"] == "_claims/test_sums.html#test_sum"
     assert page.select_one("#proof-one-is-one td").get_text() == "One is one. in the text"
     assert len(page.select("#proof-one-is-one td:first-child a")) == 1
-    assert page.select("script[src*='claims.js']")
+    assert page.select("script[src*='list-filter.js']")
 
 
 def test_the_source_of_a_test_is_a_page_of_its_own(book: TinyBook) -> None:

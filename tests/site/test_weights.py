@@ -15,7 +15,7 @@ from _ext.forms.page_style import _lean
 from tools import ROOT
 
 MOST_BYTES, MOST_ELEMENTS = 120_000, 5_000  # of a page as a server sends it, with its figures
-LISTS = {"reference/claims.html", "repair/errors.html"}  # all claims, all messages: no chapter
+LISTS = {"reference/claims.html"}  # all claims: no chapter
 WITHOUT_OURS = "_downloads", "_sources", "_static", "editions"
 OPENED = (
     "index.html",

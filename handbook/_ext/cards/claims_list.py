@@ -18,7 +18,7 @@ from .claim_tests import test_uri
 from .claims_page import STATES, ClaimTransform, claim, known_of, scope_of, statement_of
 from .register import Entry
 
-SCRIPT = "claims.js"
+SCRIPT = "list-filter.js"
 _COUNTED = {
     "any backend": "hold on any backend",
     "gloo": "hold on gloo",

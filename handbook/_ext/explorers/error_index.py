@@ -1,24 +1,30 @@
 """``{error-index}``: every entry of ``ddplab diagnose`` as a section that can be linked to, read, printed and searched.
 
-An entry is one file of gallery/ddplab/diagnose/entries. The label of its section is ``error-<id>``.
+An entry is one file of gallery/ddplab/diagnose/entries. The label of its section is ``error-<id>``. In a browser an
+entry is folded below its title and message, and ``list-filter.js`` finds one by words or by a line of a log.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from html import escape
 from typing import Any
 
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
 from ddplab.diagnose.entry import FOLDER, Entry, EntryError, entries
 
 from ..evidence import labs
-from ..markup import cross_reference
+from ..markup import cross_reference, has_folds
 from ..problems import BuildError, warn_at
 
+SCRIPT = "list-filter.js"
 AREAS = {
     "ddp": "DDP",
     "collectives": "Collectives",
@@ -38,7 +44,18 @@ _ROLES = {
 
 
 class error_entry(nodes.container):  # noqa: N801  docutils names nodes so
-    """The body of an entry, which flashcards are made from; attribute ``entry_id``."""
+    """The body of an entry, which flashcards are made from; attributes ``entry_id`` and ``says``."""
+
+
+def literal_parts(entry: Entry) -> list[list[str]]:
+    """What a line of a log has if it is this message: all pieces of one of the lists."""
+    found = [[match.needle] for match in entry.matches if len(match.needle) >= 8]  # shorter ones are words
+    for line in entry.message.splitlines():
+        pieces = [piece.strip() for piece in re.split(r"<[^<>]*>|…", line)]
+        pieces = [piece for piece in pieces if len(piece) >= 4]
+        if sum(map(len, pieces)) >= 16:
+            found.append(pieces)
+    return [pieces for place, pieces in enumerate(found) if pieces not in found[:place]]
 
 
 class ErrorIndex(SphinxDirective):
@@ -68,7 +85,7 @@ class ErrorIndex(SphinxDirective):
         message = nodes.literal_block(entry.message, entry.message, language="text", classes=["error-message"])
         role = nodes.Text(f". {_ROLES.get(entry.role, '')}".rstrip())
         seen = nodes.paragraph("", "", nodes.Text("Seen in "), *self._inline(entry.versions), role)
-        body = error_entry("", message, seen, entry_id=name, classes=["error-entry"])
+        body = error_entry("", message, seen, entry_id=name, says=literal_parts(entry), classes=["error-entry"])
         for words, text in (("Each rank", entry.ranks), ("Cause", entry.cause)):
             body.extend(self._part(words, text))
         body += nodes.paragraph("", "", nodes.strong("", "Run"), nodes.Text(". "), *self._run(name, entry))
@@ -125,8 +142,53 @@ class ErrorIndex(SphinxDirective):
         return node
 
 
+class FoldEntries(SphinxPostTransform):
+    """In a browser: fold every entry, with as few elements as it takes; leave a place for the filter."""
+
+    default_priority = 700  # after references are resolved
+
+    def run(self, **_: Any) -> None:
+        """Change the document that is about to be written."""
+        found = list(self.document.findall(error_entry)) if has_folds(self.app.builder) else []
+        if found:
+            area = found[0].parent.parent
+            area.parent.insert(area.parent.index(area), _html(_FILTER))
+        for body in found:
+            section = body.parent
+            assert isinstance(section, nodes.section)
+            for literal in list(section.findall(nodes.literal)):  # docutils writes an element for each word
+                literal.replace_self(_html(f'<code class="literal">{escape(literal.astext(), quote=False)}</code>'))
+            for shown in [one for one in section.findall(nodes.inline) if isinstance(one.parent, nodes.reference)]:
+                shown.parent.replace(shown, shown.children)
+            message, *rest = body.children
+            run = next(part for part in rest if part.children and part.children[0].astext() == "Run")
+            rest.remove(run)
+            rest[0].children += [nodes.Text(" "), *run.children[2:]]  # to where it was seen, without its label
+            says = escape(json.dumps(body["says"], ensure_ascii=False))
+            begin = _html(f'<details class="error-entry" data-says="{says}">\n<summary><h3>')
+            said = f'</h3><code class="error-message">{escape(message.astext(), quote=False)}</code></summary>\n'
+            title = section[0]
+            section.clear()
+            section += [begin, *title.children, _html(said), *rest, _html("</details>\n")]
+
+
+_FILTER = '<form class="list-filter"></form>\n'
+
+
+def _html(text: str) -> nodes.raw:
+    return nodes.raw("", text, format="html")
+
+
+def add_script(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
+    """Only the page that lists errors loads what filters them."""
+    if has_folds(app.builder) and doctree and any(one.astext() == _FILTER for one in doctree.findall(nodes.raw)):
+        app.add_js_file(SCRIPT, loading_method="defer")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directive; the body of an entry is written as any container."""
+    """Register the directive; outside of a browser the body of an entry is written as any container."""
     app.add_node(error_entry)
     app.add_directive("error-index", ErrorIndex)
+    app.add_post_transform(FoldEntries)
+    app.connect("html-page-context", add_script)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
