@@ -163,7 +163,8 @@ class FoldEntries(SphinxPostTransform):
             message, *rest = body.children
             run = next(part for part in rest if part.children and part.children[0].astext() == "Run")
             rest.remove(run)
-            rest[0].children = [*rest[0].children, nodes.Text(" "), *run.children[2:]]  # to where it was seen, without its label
+            seen = [nodes.Text(" "), *run.children[2:]]  # without its label
+            rest[0].children = [*rest[0].children, *seen]
             says = escape(json.dumps(body["says"], ensure_ascii=False))
             begin = _html(f'<details class="error-entry" data-says="{says}">\n<summary><h3>')
             said = f'</h3><code class="error-message">{escape(message.astext(), quote=False)}</code></summary>\n'
