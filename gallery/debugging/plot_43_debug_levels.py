@@ -67,7 +67,7 @@ assert "Ranks 2 failed" in messages[missing, "DETAIL"][0]
 assert not any("Ranks 2" in words for words in messages[missing, "INFO"])
 
 # %%
-# ``OFF`` and ``INFO`` are alike here: ``INFO`` is about DDP. It adds the *names* of unused parameters to their error, and logs DDP's statistics.
+# ``OFF`` and ``INFO`` are alike here: ``INFO`` is about DDP. It adds the *names* of unused parameters to their error, and logs how DDP was set up.
 # ``DETAIL`` wraps every process group. Before each collective it passes a ``monitored_barrier``, which names the rank that does not come, and compares a fingerprint of operation, shapes and dtypes over the ranks.
 # Nobody aborts: every rank raises, and every rank names both fingerprints.
 #

@@ -88,7 +88,7 @@ def worker(recipes, out, contenders):
         answer = ask(mine)
         times["train.py"].append(now() - began)
         if not others:  # train.py asks for the first time after its first step
-            args = train.parse_flags(device())
+            args, _ = train.parse_flags()
             for contender in contenders:
                 data, _, model = train.from_text(args)
                 others[contender.__name__] = contender(data, model, args)
