@@ -182,9 +182,10 @@ def _html(text: str) -> nodes.raw:
 
 
 def add_script(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
-    """Only the page that lists errors loads what filters them."""
+    """Only the page that lists errors loads what filters them; beside it stand its areas, without their entries."""
     if has_folds(app.builder) and doctree and any(one.astext() == _FILTER for one in doctree.findall(nodes.raw)):
         app.add_js_file(SCRIPT, loading_method="defer")
+        context["toc"] = re.sub(r"<ul>(?:(?!</?ul>).)*</ul>", "", context["toc"], flags=re.DOTALL)  # innermost lists
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
