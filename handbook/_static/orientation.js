@@ -24,7 +24,8 @@
       shown = heading;
       said.textContent = heading ? words(heading) : "";
     }
-    mark(past.findLast((one) => entries.has(one.closest("section").id)));
+    // At the top nothing is marked: a section that opens while the page comes would move the contents.
+    mark(scrollY > 0 ? past.findLast((one) => entries.has(one.closest("section").id)) : undefined);
   }
 
   // The contents at the right: the entry of this section, which stays in view. CSS folds what is not around it.
