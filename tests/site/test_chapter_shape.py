@@ -5,10 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from docutils import nodes
 from docutils.nodes import document
 
 from _ext.cards.card_page import card
+from _ext.embed.figures import RANK_COLORS
 from _ext.forms.reading_time import prose_words
 
 ROOT = Path(__file__).parents[2]
@@ -67,3 +69,28 @@ def test_each_chapter_says_what_it_is_for_and_ends_with_questions(chapters):
         if shape[:2] != (3, 1) or not 3 <= shape[2] <= 5:
             found[name] = "{} outcomes, {} reading times, {} questions".format(*shape)
     assert not found
+
+
+def test_each_chapter_opens_with_a_drawing_that_a_phone_can_show(chapters):
+    """520 units wide, so that a text of 16 is 11 px on a phone; in the colours that follow light and dark."""
+    drawn = {
+        name
+        for name, chapter in chapters.items()
+        if any("opening" in figure["classes"] for figure in chapter.findall(nodes.figure))
+    }
+    assert {name for name in chapters if "appendix" not in name} <= drawn
+    colors = {*RANK_COLORS, "#1f2328", "#8c959f", "#e4e7eb", "#7a3b8f"}
+    for path in (ROOT / "handbook/openings").glob("*.svg"):
+        svg = path.read_text(encoding="utf-8")
+        assert 'viewBox="0 0 520 ' in svg, path
+        assert min(map(float, re.findall(r'font-size="([\d.]+)"', svg))) >= 16, path
+        assert set(re.findall(r"#[0-9a-f]{6}", svg)) <= colors, path
+
+
+def test_the_bits_of_the_drawn_sums_are_those_of_float32():
+    """0.1, 0.3 and 0.4 in the two orders that the drawing of three ranks shows."""
+    svg = (ROOT / "handbook/openings/three-ranks.svg").read_text(encoding="utf-8")
+    drawn = "".join(re.findall(r">([01])</text>", svg))
+    a, b, c = (torch.tensor(number) for number in (0.1, 0.3, 0.4))
+    sums = [(a + b) + c, (b + c) + a]
+    assert drawn == "".join(f"{one.view(torch.int32).item():032b}"[-10:] for one in sums)

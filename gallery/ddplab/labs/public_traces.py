@@ -33,13 +33,6 @@ def public_trace(name: str) -> Trace:
     return read_trace(FOLDER / f"{name}.json.gz")
 
 
-def source(name: str) -> dict[str, str]:
-    """Return where it comes from: repository, commit, path, licence."""
-    with gzip.open(FOLDER / f"{name}.json.gz", "rt", encoding="utf-8") as file:
-        found: dict[str, str] = json.load(file)["source"]
-    return found
-
-
 def reduce(path: Path, name: str, origin: dict[str, str], last_step: int | None = None) -> None:
     """Write the reduced form of a whole trace; ``last_step`` leaves out what is after that many steps."""
     with gzip.open(path, "rt", encoding="utf-8") as file:

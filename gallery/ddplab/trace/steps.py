@@ -6,16 +6,17 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..model.link import bus_bandwidth
 from .read import Collective, Trace
 from .spans import clipped, length, union, without
 
-# Bytes that one rank's link carries, over the bytes of the input, for p ranks: the "bus bandwidth" of nccl-tests
-# (doc/PERFORMANCE.md). An all-gather's input is one rank's part.
-_ON_THE_LINK: dict[str, Callable[[int], float]] = {
-    "allreduce": lambda p: 2 * (p - 1) / p,
-    "broadcast": lambda p: 1.0,
-    "allgather": lambda p: p - 1.0,
-    "reducescatter": lambda p: (p - 1) / p,
+# Bus bandwidth of n bytes of input over p ranks in t seconds, as nccl-tests counts it (doc/PERFORMANCE.md). An
+# all-gather's input is one rank's part.
+_BUS: dict[str, Callable[[float, int, float], float]] = {
+    "allreduce": bus_bandwidth,
+    "broadcast": lambda n, p, t: n / t,
+    "allgather": lambda n, p, t: n / t * (p - 1),
+    "reducescatter": lambda n, p, t: n / t * (p - 1) / p,
 }
 
 
@@ -82,9 +83,8 @@ def buckets(found: list[Step]) -> list[Bucket]:
 
 def _bucket(column: tuple[Collective, ...]) -> Bucket:
     first, seconds = column[0], [one.seconds for one in column]
-    factor = _ON_THE_LINK.get(first.name)
-    rate = None
-    if factor and first.nbytes and first.ranks > 1 and min(seconds) > 0:
-        rate = factor(first.ranks) * first.nbytes / min(seconds)
+    bus, rate = _BUS.get(first.name), None
+    if bus and first.nbytes and first.ranks > 1 and min(seconds) > 0:
+        rate = bus(first.nbytes, first.ranks, min(seconds))
     middle = statistics.median(seconds)
     return Bucket(first.name, first.elements, first.nbytes, first.dtype, min(seconds), middle, max(seconds), rate)

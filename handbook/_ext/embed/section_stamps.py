@@ -50,13 +50,16 @@ def _stamp(app: Sphinx, section: nodes.section, stamps: list[nodes.paragraph], p
     known = labs.all_labs()
     evidence = {name: labs.lab_evidence(known[name], app.config) for name in ran}
     below: dict[str, list[str]] = {}
+    measured = []
     for name, kept in evidence.items():
-        said = runs_nothing(known[name].script)
-        text = f"Nothing ran, {said}" if said else stamp_text(kept)
+        if said := runs_nothing(known[name].script):
+            text = f"Nothing ran, {said}"
+        else:
+            text = stamp_text(kept)
+            measured.append(kept)
         below.setdefault(text, []).append(name)
     if code:
         below["Code"] = list(code)
-    measured = [kept for name, kept in evidence.items() if not runs_nothing(known[name].script)]
     lines = [_line(app, text, [known[name] for name in names]) for text, names in below.items()]
     section.insert(place, section_stamp("", *lines, summary=_summary(measured)))
 
