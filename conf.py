@@ -115,6 +115,7 @@ sphinx_gallery_conf = {
 
 html_theme = "furo"
 html_title = project
+html_theme_options = {"enable_search_shortcuts": False}  # Sphinx's: its Escape would keep a panel from closing
 html_static_path = ["handbook/_static"]
 html_favicon = "handbook/_static/favicon.svg"
 templates_path = ["handbook/_templates"]
