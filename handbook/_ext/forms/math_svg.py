@@ -37,7 +37,7 @@ WIDE_EM = 17.0  # wider equations scroll on a phone, so the keyboard must reach 
 SHARING = "html"  # the builder of pages in which formulas share their glyphs
 # In a page: what its style sheet says of every formula, and the TeX, which is its `aria-label` already.
 _SAID = re.compile(r' fill="currentColor" stroke="none" overflow="visible"><title>[^<]*</title>')
-_SYMBOL = re.compile(r'<symbol id="([^"]*)".*?</symbol>', re.DOTALL)
+_SYMBOL = re.compile(r'<symbol id="([^"]*)"[^>]*?(?:/>|>.*?</symbol>)', re.DOTALL)  # a space is an empty one
 
 _LARGE = set("∑∏∐∫∬∭∮⋀⋁⋂⋃⨁⨂⨀⨄⨆⊎")
 _LIMITS = set("∑∏∐⋀⋁⋂⋃⨁⨂⨀⨄⨆⊎") | {"max", "min", "lim", "sup", "inf", "arg max", "arg min", "argmax", "argmin"}
