@@ -56,7 +56,7 @@ class Step:
         exposed_s: communication that the step waits for, after the backward.
         overlapped_s: communication that the backward hides; exposed + overlapped = communication.
         lower_bound_s: no buckets can do better: forwards, the backwards without communication, the larger of the
-            last backward and one transfer of all bytes (:meth:`Link.least_seconds`), optimizer.
+            last backward and one transfer of all bytes (``least_seconds`` of a ``Link``), optimizer.
         timeline: the transfers, in the order in which the link serves them.
     """
 
