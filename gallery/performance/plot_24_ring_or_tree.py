@@ -39,6 +39,10 @@ def first_ring(ranks, gpudirect):
 print("a ring from           without GPUDirect        with it, so LL128, too")
 for ranks in (4, 8, 32, 128, 512):
     print(f"{ranks:5} ranks {first_ring(ranks, False):>26} {first_ring(ranks, True):>29}")
+for ranks, algorithm in ((32, "ring"), (128, "tree")):  # the default bucket, either way
+    for gpudirect in (False, True):
+        choice = nccl_choice(25 * MIB, ranks, 12.5e9, gpudirect=gpudirect)
+        assert choice.algorithm == algorithm
 
 # %%
 # A network that was slowed down
@@ -51,7 +55,7 @@ NAMES = ("ring", "tree", "cheaper", "nccl")
 
 
 def predicted(kind):
-    """Each published all-reduce of a kind: delay in ms, Gbit/s, the point, and the error of each name in %."""
+    """Each published all-reduce: delay in ms, Gbit/s, point, errors in %."""
     for table in published("published.json", kind).values():
         ms, gbit = table["inputs"]["latency_ms"], table["inputs"]["node_gbit_per_s"]
         for point in (point for row in table["rows"] for point in points(row)):
@@ -68,7 +72,7 @@ print("                               published             error of")
 print(f"delay     rate  ranks    MiB        time {''.join(f'{n:>9}' for n in NAMES)}  takes")
 for ms, gbit, point, off in rows:
     took = nccl_choice(point.nbytes, point.ranks, gbit * 125e6)
-    # NCCL knows no shaper: the same at 10 Gbit/s, which it assumes where an interface reports no rate.
+    # NCCL knows no shaper; it assumes 10 Gbit/s of a card that reports none.
     assert took[:2] == nccl_choice(point.nbytes, point.ranks, 1.25e9)[:2]
     place = f"{ms:2} ms {gbit:2} Gbit/s{point.ranks:6}{point.nbytes / MIB:7.0f}"
     values = "".join(f"{off[name]:+8.1f}%" for name in NAMES)
@@ -118,12 +122,15 @@ longer = [
     for ms, _, p, _ in second
     if (key := (ms, p.ranks, p.nbytes)) in first
 ]
-print("both tables have    " + ", ".join(f"{100 * ratio - 100:+.0f} %" for ratio in longer))
-print("delay       errors of the ring's law             errors as NCCL runs")
+shares = ", ".join(f"{100 * ratio - 100:+.0f} %" for ratio in longer)
+print(f"what both tables have takes here: {shares}\n")
+columns = "".join(f"{ranks:5}     " for ranks in (4, 8, 16))
+print("            errors of the ring's law            errors as NCCL runs")
+print(f"ranks   {columns}      {columns}")
 for ms in sorted({ms for ms, *_ in second}):
     off = {n: [e[n] for at, _, _, e in second if at == ms] for n in ("ring", "nccl")}
     texts = ["".join(f"{error:+5.0f}" for error in errors) for errors in off.values()]
-    print(f"{ms:2} ms    {texts[0]}    {texts[1]} %")
+    print(f"{ms:2} ms   {texts[0]}      {texts[1]} %")
     record("%", **{f"{n}_row_{ms}_mean": mean(map(abs, errors)) for n, errors in off.items()})
 record("%", longer=100 * max(longer) - 100)
 

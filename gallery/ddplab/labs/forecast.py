@@ -1,4 +1,4 @@
-"""What the forecast of large jobs adds to the cost model: the cheaper of ring and tree, and the slowest of many ranks."""
+"""What the forecast of large jobs adds to the cost model: the cheaper of ring and tree, and the slowest rank."""
 
 from __future__ import annotations
 
