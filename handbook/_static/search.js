@@ -72,7 +72,10 @@
         hits.push(hit);
       }
     }
+    for (const number of said) if (!hits.some((hit) => hit.id === number)) hits.push({ id: number, score: 1, terms: [] });
+    const best = Math.max(...hits.map((hit) => hit.score));
     for (const hit of hits) {
+      if (said.has(hit.id)) hit.score += best;
       const section = sections[hit.id], title = section.title.toLowerCase();
       const phrase = plain.includes(" ") && `${section.text} ${section.code}`.toLowerCase().includes(plain);
       if (title === plain || section.asked.split(", ").includes(plain)) hit.score *= 4;

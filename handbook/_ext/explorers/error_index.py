@@ -60,7 +60,12 @@ def literal_parts(entry: Entry) -> list[list[str]]:
         pieces = [piece for piece in pieces if len(piece) >= 4]
         if sum(map(len, pieces)) >= 16:
             found.append(pieces)
-    return [pieces for place, pieces in enumerate(found) if pieces not in found[:place]]
+    wider = sorted(found, key=lambda pieces: sum(map(len, pieces)))  # what has a longer one has its part
+    return [
+        pieces
+        for place, pieces in enumerate(wider)
+        if not any(all(any(part in piece for piece in pieces) for part in other) for other in wider[:place])
+    ]
 
 
 class ErrorIndex(SphinxDirective):

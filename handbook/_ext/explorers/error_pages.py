@@ -50,7 +50,7 @@ def know_pages(app: Sphinx, builder: Builder) -> None:
         if index == page:
             continue  # said already
         std.labels[label], std.anonlabels[label] = (page, "", title), (page, "")
-        env.titles[page] = nodes.title("", title)
+        env.titles[page] = env.longtitles[page] = nodes.title("", title)
         env.toc_num_entries[page] = 1
         env.toctree_includes.setdefault(index, []).append(page)
 
@@ -105,7 +105,10 @@ def _back(builder: Builder, page: str, index: str, area: str) -> nodes.paragraph
     found = nodes.paragraph(classes=["error-back"])
     reader = next((name for name, facts in builder.env.metadata.items() if "diagnose" in facts), "")
     if reader:
-        found += [nodes.Text("Such a line is seldom alone: "), _link(builder, page, reader, "", "have the whole log read")]
+        found += [
+            nodes.Text("Such a line is seldom alone: "),
+            _link(builder, page, reader, "", "have the whole log read"),
+        ]
         found += nodes.Text(". ")
     found += [nodes.Text("All messages: "), _link(builder, page, index, f"errors-{area}", AREAS[area]), nodes.Text(".")]
     return found
