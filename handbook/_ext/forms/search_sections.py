@@ -71,7 +71,8 @@ def _words(section: nodes.section) -> dict[str, str]:
 
 def _says(section: nodes.section) -> dict[str, list[list[str]]]:
     """What a line of a log has if it is the message of this section."""
-    return {"says": body["says"] for body in section.children if isinstance(body, error_entry)}
+    body = next((one for one in section.children if isinstance(one, error_entry)), None)
+    return {"says": body["says"]} if body is not None else {}
 
 
 def _short(pieces: list[str]) -> str:
