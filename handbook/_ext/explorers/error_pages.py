@@ -67,8 +67,9 @@ def write_pages(app: Sphinx, index: str, template: str, context: dict[str, Any],
         page = page_name(index, body["entry_id"])
         document = whole.copy()
         entry = entries()[body["entry_id"]]
-        document += _page(body, entry)
-        document[-1] += _back(builder, page, index, entry.area)
+        section = _page(body, entry)
+        section += _back(builder, page, index, entry.area)
+        document += section
         for reference in document.findall(addnodes.pending_xref):
             reference["refdoc"] = page
         app.env.apply_post_transforms(document, page)
