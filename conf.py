@@ -50,6 +50,7 @@ extensions = [
     "_ext.cards.cards",
     "_ext.forms.flashcards",
     "_ext.explorers.error_index",
+    "_ext.explorers.error_pages",
     "_ext.explorers.diagnose_page",
     "_ext.explorers.explorer_directives",
     "_ext.forms.math_svg",
