@@ -207,7 +207,9 @@ if COUNT:
         """With a launch and a kernel for each operator that no other operator has called."""
         real(self, path)
         trace = json.loads(Path(path).read_text())
-        events = sorted((e for e in trace["traceEvents"] if e.get("cat") == "cpu_op"), key=lambda e: (e["ts"], -e["dur"]))
+        events = sorted(
+            (e for e in trace["traceEvents"] if e.get("cat") == "cpu_op"), key=lambda e: (e["ts"], -e["dur"])
+        )
         played, free_at = [], {}
         for number, e in enumerate(events):
             if played and e["ts"] < played[-1]["until"]:
