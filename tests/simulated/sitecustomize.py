@@ -252,6 +252,7 @@ if COUNT:
     cuda.CUDAGraph, cuda.graph = Graph, lambda graph, **options: nullcontext()
     cuda.set_sync_debug_mode = lambda mode: None
     torch.Tensor.pin_memory = lambda self, device=None: self.clone()
+    torch.Tensor.record_stream = lambda self, stream: None
     torch.profiler.profile.export_chrome_trace = export_chrome_trace
     cuda.mem_get_info = lambda device=None: (2**36 - state.allocated, 2**36)
     cuda.synchronize = cuda.empty_cache = cuda.reset_peak_memory_stats = lambda device=None: None
