@@ -203,6 +203,10 @@ if COUNT:
         """What was asked for."""
         return state.backend.get(getattr(group or dist.group.WORLD, "group_name", None)) or real(group)
 
+    def profile_init(self, *, activities=None, real=torch.profiler.profile.__init__, **options):
+        """Of the CPU only: asked for a GPU that it was not built for, the profiler hangs in a backward."""
+        real(self, activities=[torch.profiler.ProfilerActivity.CPU] if activities else None, **options)
+
     def export_chrome_trace(self, path, real=torch.profiler.profile.export_chrome_trace):
         """With a launch and a kernel for each operator that no other operator has called."""
         real(self, path)
@@ -253,6 +257,7 @@ if COUNT:
     cuda.set_sync_debug_mode = lambda mode: None
     torch.Tensor.pin_memory = lambda self, device=None: self.clone()
     torch.Tensor.record_stream = lambda self, stream: None
+    torch.profiler.profile.__init__ = profile_init
     torch.profiler.profile.export_chrome_trace = export_chrome_trace
     cuda.mem_get_info = lambda device=None: (2**36 - state.allocated, 2**36)
     cuda.synchronize = cuda.empty_cache = cuda.reset_peak_memory_stats = lambda device=None: None

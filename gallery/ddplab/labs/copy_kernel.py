@@ -12,7 +12,7 @@ except ImportError:  # it comes with torch's builds for CUDA
 
 if triton is not None:
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _copy(source, target, elements, rounds, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
         first = tl.program_id(0) * BLOCK
         stride = tl.num_programs(0) * BLOCK

@@ -24,7 +24,8 @@ class Block(nn.Module):
         query, key, value = split.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
-        return x + self.down(functional.gelu(self.up(self.before_network(x))))
+        out: Tensor = x + self.down(functional.gelu(self.up(self.before_network(x))))
+        return out
 
 
 class GPT(nn.Module):

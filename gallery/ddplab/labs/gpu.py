@@ -83,7 +83,6 @@ def repeats(run: Run, milliseconds: float, most: int = 2000) -> int:
 
 def kernels(run: Run) -> Counter[str]:
     """Count what one call puts on the GPU, by name, copies and fills included; on a CPU, its operators."""
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     gpu = torch.cuda.is_available()
@@ -94,5 +93,9 @@ def kernels(run: Run) -> Counter[str]:
         now()
     events: list[Any] = list(profiler.events() or ())
     # Ranges that the program has named appear on the GPU's side, too, and are no kernels.
-    there = [e.name for e in events if e.device_type == DeviceType.CUDA and not getattr(e, "is_user_annotation", False)]
+    there = [
+        e.name
+        for e in events
+        if str(e.device_type) == "DeviceType.CUDA" and not getattr(e, "is_user_annotation", False)
+    ]
     return Counter(there or [e.name for e in events])
