@@ -2,7 +2,7 @@
 What NCCL leaves behind
 =======================
 
-When a job under NCCL fails, who hears of it, and what is in the logs and dumps that are left?
+When a job under NCCL fails, which ranks see an error, and what is in the logs and dumps that are left?
 """
 
 # %%

@@ -257,7 +257,7 @@ if COUNT:
     cuda.set_sync_debug_mode = lambda mode: None
     torch.Tensor.pin_memory = lambda self, device=None: self.clone()
     torch.Tensor.record_stream = lambda self, stream: None
-    DistributedDataParallel._check_comm_hook = lambda self, hook: None  # it refuses bf16 hooks where no CUDA is built in
+    DistributedDataParallel._check_comm_hook = lambda self, hook: None  # no bf16 hook without CUDA
     torch.profiler.profile.__init__ = profile_init
     torch.profiler.profile.export_chrome_trace = export_chrome_trace
     cuda.mem_get_info = lambda device=None: (2**36 - state.allocated, 2**36)
