@@ -85,6 +85,7 @@ sphinx_gallery_conf = {
     "examples_dirs": [
         "../gallery/idea",
         "../gallery/internals",
+        "../gallery/gpu",
         "../gallery/from_scratch",
         "../gallery/museum",
         "../gallery/setup",
@@ -95,6 +96,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": [
         "labs/idea",
         "labs/internals",
+        "labs/gpu",
         "labs/from_scratch",
         "labs/museum",
         "labs/setup",

@@ -81,7 +81,7 @@ def script_download(docname: str, lab: Lab, text: str) -> addnodes.download_refe
 def seconds(evidence: dict[str, Any]) -> str:
     """How long it ran when it was recorded, in whole seconds; empty if that is not known."""
     took = evidence.get("seconds")
-    return f"{max(1, round(took))} s" if took else ""
+    return f"{max(1, round(took))} s" if took and not evidence.get("needs") else ""
 
 
 def not_shown(evidence: dict[str, Any]) -> str:
@@ -90,7 +90,8 @@ def not_shown(evidence: dict[str, Any]) -> str:
         error = evidence["failed"].splitlines()[-1]
         return f"Does not hold here: on the machine of this edition the lab ended with {error}"
     if evidence.get("needs"):
-        return f"Not shown here: the lab {evidence['needs']}."
+        reason = evidence["needs"]
+        return f"{reason[:1].upper()}{reason[1:]}: not run in this edition."
     return "" if evidence["edition"] else "This lab has not been run yet."
 
 
