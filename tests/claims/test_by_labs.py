@@ -28,6 +28,12 @@ def test_changing_the_model():
     run_lab("internals/plot_16_changing_the_model.py")
 
 
+@proves("gpu-nccl-kernels-in-a-row")
+def test_real_gpu_streams():
+    """Every kernel of NCCL in five public traces: its stream, its neighbours, and the call that queued it."""
+    run_lab("internals/plot_17_real_gpu_streams.py")
+
+
 @proves("perf-views-peak")
 @proves("perf-views-overwrite")
 def test_memory_of_views():
