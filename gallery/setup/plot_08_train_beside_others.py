@@ -49,17 +49,15 @@ def tutorial(data, model, args, gradients):
 
 # %%
 # Accelerate wraps model, optimizer and loader, and the loop keeps its lines.
-# It hands no group to the wrapper by itself.
+# It has no option for the group of gradients, so the lab hands it to the wrapper past it.
 
 
 def accelerate(data, model, args, gradients):
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
-    class WithGroup(DistributedDataParallelKwargs):
-        def to_kwargs(self):
-            return {"process_group": gradients}
-
-    accelerator = Accelerator(cpu=device().type == "cpu", kwargs_handlers=[WithGroup()])
+    options = DistributedDataParallelKwargs()
+    options.to_kwargs = lambda: {"process_group": gradients}  # it knows no option for the group
+    accelerator = Accelerator(cpu=device().type == "cpu", kwargs_handlers=[options])
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     loader = DataLoader(data, args.batch // dist.get_world_size(), shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
