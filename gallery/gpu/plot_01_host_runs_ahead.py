@@ -3,6 +3,7 @@ The host runs ahead
 ===================
 
 How far ahead of the GPU does the host run, and which calls make it wait?
+It serves :ref:`gpu-host-ahead`.
 """
 
 # %%

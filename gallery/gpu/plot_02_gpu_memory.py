@@ -3,6 +3,7 @@ Where GPU memory goes
 =====================
 
 What fills a GPU's memory through one DDP step, and what does the allocator hold beyond it?
+It serves :ref:`gpu-memory`.
 """
 
 # %%

@@ -3,6 +3,7 @@ What DDP costs with nobody to talk to
 =====================================
 
 What does DDP add to a step when there is one rank, and so nothing to average?
+It serves :ref:`gpu-sm`.
 """
 
 # %%

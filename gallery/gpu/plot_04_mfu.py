@@ -3,6 +3,7 @@ Which MFU is yours
 ==================
 
 What share of the card's arithmetic does a training step use, and does the number format change it?
+It serves :ref:`gpu-mfu`.
 """
 
 # %%

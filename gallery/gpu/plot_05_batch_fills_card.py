@@ -3,6 +3,7 @@ Which batch fills the card
 ==========================
 
 From which batch on does a larger one stop giving more samples per second?
+It serves :ref:`gpu-mfu`.
 """
 
 # %%

@@ -3,6 +3,7 @@ Read a CUDA trace
 =================
 
 When did the host launch each kernel, when did it run, on which stream, and where was the GPU idle?
+It serves :ref:`gpu-profile`.
 """
 
 # %%

@@ -3,6 +3,7 @@ Who gets the SMs
 ================
 
 How much slower does a backward get while communication occupies some of the GPU's SMs?
+It serves :ref:`gpu-sm`.
 """
 
 # %%

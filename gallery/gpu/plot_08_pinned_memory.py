@@ -3,6 +3,7 @@ Pinned memory, and a copy that hides
 ====================================
 
 How fast does a batch reach the GPU, what of that hides behind computing, and what goes wrong when nobody waits?
+It serves :ref:`gpu-input`.
 """
 
 # %%

@@ -3,6 +3,7 @@ A DDP step as a CUDA graph
 ==========================
 
 What does a step save when the GPU replays it instead of being told every kernel?
+It serves :ref:`gpu-graphs`.
 """
 
 # %%

@@ -3,6 +3,7 @@ bf16, fp16 and the scaler
 =========================
 
 What does each number format gain on this card, and what does ``GradScaler`` cost a step?
+It serves :ref:`gpu-precision`.
 """
 
 # %%

@@ -3,6 +3,7 @@ What NCCL leaves behind
 =======================
 
 When a job under NCCL fails, which ranks see an error, and what is in the logs and dumps that are left?
+It serves :ref:`gpu-watchdog`.
 """
 
 # %%

@@ -3,6 +3,7 @@ Bus bandwidth against size
 ==========================
 
 How fast are this machine's memory, its PCIe and its links, and from which message size on?
+It serves :ref:`setup-networks`.
 """
 
 # %%
