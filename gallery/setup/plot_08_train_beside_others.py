@@ -56,7 +56,9 @@ def accelerate(data, model, args, gradients):
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
     options = DistributedDataParallelKwargs()
-    options.to_kwargs = lambda: {"process_group": gradients}  # it knows no option for the group
+    options.to_kwargs = lambda: {
+        "process_group": gradients
+    }  # it knows no option for the group
     accelerator = Accelerator(cpu=device().type == "cpu", kwargs_handlers=[options])
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     loader = DataLoader(data, args.batch // dist.get_world_size(), shuffle=True)

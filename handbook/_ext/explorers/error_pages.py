@@ -22,12 +22,13 @@ from ddplab.diagnose.entry import Entry, entries
 from ..markup import has_folds
 from .error_index import AREAS, error_entry, page_name
 
-# The parts of an entry in the order of its page, and their headings there.
+# The parts of an entry in the order of its page, and their headings there: first what one does about it.
 PARTS = {
-    "Each rank": "What each rank shows",
     "Cause": "Cause",
-    "To be sure": "Check",
     "Fix": "Fix",
+    "To be sure": "Check",
+    "Each rank": "What each rank shows",
+    "In a log": "In a log",
     "Run": "Where it was made",
     "Read": "Read on",
 }
@@ -93,8 +94,9 @@ def _page(body: error_entry, entry: Entry) -> nodes.section:
             if not node.children:
                 continue
         current.append(node.deepcopy())
+    parts["In a log"] = _wordings(entry)
     page = nodes.section("", above[0].deepcopy(), ids=above["ids"], classes=["error-page"])
-    page += [message.deepcopy(), seen.deepcopy(), *_wordings(entry)]
+    page += [message.deepcopy(), seen.deepcopy()]
     for words, heading in PARTS.items():
         if words in parts:
             page += nodes.section("", nodes.title("", heading), *parts[words], ids=["-".join(heading.lower().split())])
@@ -125,10 +127,7 @@ def _wordings(entry: Entry) -> list[nodes.Node]:
     plain = " ".join("\n".join((entry.message, *entry.samples)).split())
     others = [match.needle.strip() for match in entry.matches if " ".join(match.needle.split()) not in plain]
     said = "\n".join(dict.fromkeys(entry.samples))
-    found: list[nodes.Node] = [
-        nodes.paragraph("", "In a log:"),
-        nodes.literal_block(said, said, language="text", classes=["error-message"]),
-    ]
+    found: list[nodes.Node] = [nodes.literal_block(said, said, language="text", classes=["error-message"])]
     if others:
         words = [part for one in dict.fromkeys(others) for part in (nodes.Text(", "), nodes.literal("", one))][1:]
         found.append(nodes.paragraph("", "", nodes.Text("Other wordings have "), *words, nodes.Text(".")))
