@@ -50,6 +50,7 @@ extensions = [
     "_ext.cards.cards",
     "_ext.forms.flashcards",
     "_ext.explorers.error_index",
+    "_ext.explorers.error_pages",
     "_ext.explorers.diagnose_page",
     "_ext.explorers.explorer_directives",
     "_ext.forms.math_svg",
@@ -84,6 +85,7 @@ sphinx_gallery_conf = {
     "examples_dirs": [
         "../gallery/idea",
         "../gallery/internals",
+        "../gallery/gpu",
         "../gallery/from_scratch",
         "../gallery/museum",
         "../gallery/setup",
@@ -94,6 +96,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": [
         "labs/idea",
         "labs/internals",
+        "labs/gpu",
         "labs/from_scratch",
         "labs/museum",
         "labs/setup",

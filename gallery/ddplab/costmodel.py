@@ -7,6 +7,8 @@ from .model.link import GLOO_SEGMENT_BYTES as GLOO_SEGMENT_BYTES
 from .model.link import Link as Link
 from .model.link import allreduce_seconds as allreduce_seconds
 from .model.link import bus_bandwidth as bus_bandwidth
+from .model.nccl import NcclChoice as NcclChoice
+from .model.nccl import nccl_choice as nccl_choice
 from .model.step import Gradient as Gradient
 from .model.step import Network as Network
 from .model.step import Step as Step

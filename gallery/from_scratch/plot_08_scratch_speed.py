@@ -148,4 +148,4 @@ for ax, (title, what) in zip(axes, panels, strict=True):
 # What this does not mean
 # -----------------------
 # That the ratios hold elsewhere.
-# Two processes on one machine have no cable between them; over a slow link the messages cost more, and on a GPU the host runs ahead of the hooks.
+# Two processes on one machine have no cable between them; over a slow link the messages cost more, and on a GPU the hooks run on the host, ahead of the device.

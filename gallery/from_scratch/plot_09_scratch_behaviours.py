@@ -13,7 +13,7 @@ It serves :ref:`from-scratch-behaviours`.
 # ----------------
 # Each case is a short function that takes ``wrap``, which puts a model into the class under test.
 # It returns what that class left behind, here the gradients.
-# They are all in ``ddplab/parity/cases.py``, each with the names of the tests in PyTorch that it follows.
+# They are all in ``ddplab/labs/parity/rows``, each with the names of the tests in PyTorch that it follows.
 
 import inspect
 import textwrap

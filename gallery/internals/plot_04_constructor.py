@@ -78,7 +78,7 @@ record(unit="collectives", collectives=len(calls))
 # ------------------
 # Rank 2 of three has a layer of a different width.
 # Each rank compares the shapes of rank 0 with its own, and only a rank that differs raises.
-# Rank 0 goes on to send its state, and learns of the failure only when its peer is gone.
+# Rank 0 goes on to send its state, and learns of the failure only when its peer is gone (gloo).
 
 
 def differ():

@@ -142,7 +142,7 @@ bottom.set_xlabel("training step")
 # %%
 # What to notice
 # --------------
-# - The only all-reduce is in backward, and ``backward()`` does not return before the gradients are averaged: inside the last one they are :measured:`when-gradients-sync.in_backward:.2f` apart, after it :measured:`when-gradients-sync.after_backward`.
+# - The only all-reduce is in backward, and when ``backward()`` has returned the gradients are averaged (on a GPU, for what its stream runs next): inside the last one they are :measured:`when-gradients-sync.in_backward:.2f` apart, after it :measured:`when-gradients-sync.after_backward`.
 # - ``optimizer.step()`` issues nothing.
 #   It keeps the replicas equal only because each rank applies the same update to the same state.
 # - The second forward broadcasts twice, and only that one: rank 0 sends the others the rebuilt order of the buckets.

@@ -156,6 +156,6 @@ ax.set_title("A rank that did not use a parameter counts as zero in its mean")
 #
 # What this does not mean
 # -----------------------
-# That the ranks always agree in what they miss: if one alone leaves a parameter out, the others hang in their first backward (:doc:`/labs/debugging/plot_11_unused_parameter`).
+# That the ranks always agree in what they miss: if only some leave a parameter out, the others hang in their first backward (:doc:`/labs/debugging/plot_11_unused_parameter`).
 #
 # That DDP must search for every unused parameter: one that no step uses is better frozen (``requires_grad_(False)``) before DDP is constructed.

@@ -87,7 +87,7 @@ assert joined[0]["after"] == joined[1]["after"] == joined[1]["before"]
 # %%
 # The divisor
 # -----------
-# By default it stays the number of ranks, so each sample weighs the same.
+# By default it stays the number of ranks, so each batch weighs the same.
 # ``divide_by_initial_world_size=False`` divides by the number of ranks that still have data.
 
 fewer = launch(worker, 2, BATCHES, {"divide_by_initial_world_size": False}, 20.0)

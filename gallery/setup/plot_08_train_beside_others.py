@@ -8,7 +8,7 @@ It serves :ref:`setup-recipe`.
 """
 
 # %%
-# All three train the same model on the same text, with the same batch and AdamW, in the same two processes.
+# All three train the same model on the same text, with the same batch and AdamW, in the same two processes, and all-reduce gradients in the group that ``train.py`` makes for them: of NCCL on GPUs, of gloo without.
 # The loop of a tutorial has a sampler, a wrapper and five lines.
 
 import importlib.util
@@ -31,10 +31,10 @@ from ddplab.runtime.needs import a_gpu_each
 RANKS, STEPS, WARM = 2, 40, 5
 
 
-def tutorial(data, model, args):
+def tutorial(data, model, args, gradients):
     sampler = DistributedSampler(data)
     loader = DataLoader(data, args.batch // dist.get_world_size(), sampler=sampler)
-    ddp = DistributedDataParallel(model.to(device()))
+    ddp = DistributedDataParallel(model.to(device()), process_group=gradients)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=args.lr)
     for epoch in itertools.count():
         sampler.set_epoch(epoch)
@@ -49,12 +49,17 @@ def tutorial(data, model, args):
 
 # %%
 # Accelerate wraps model, optimizer and loader, and the loop keeps its lines.
+# It has no option for the group of gradients, so the lab hands it to the wrapper past it.
 
 
-def accelerate(data, model, args):
-    from accelerate import Accelerator
+def accelerate(data, model, args, gradients):
+    from accelerate import Accelerator, DistributedDataParallelKwargs
 
-    accelerator = Accelerator(cpu=device().type == "cpu")
+    options = DistributedDataParallelKwargs()
+    options.to_kwargs = lambda: {
+        "process_group": gradients
+    }  # it knows no option for the group
+    accelerator = Accelerator(cpu=device().type == "cpu", kwargs_handlers=[options])
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     loader = DataLoader(data, args.batch // dist.get_world_size(), shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -89,9 +94,10 @@ def worker(recipes, out, contenders):
         times["train.py"].append(now() - began)
         if not others:  # train.py asks for the first time after its first step
             args, _ = train.parse_flags()
+            gradients = train.kept[0]  # made by its setup_ddp()
             for contender in contenders:
                 data, _, model = train.from_text(args)
-                others[contender.__name__] = contender(data, model, args)
+                others[contender.__name__] = contender(data, model, args, gradients)
                 times[contender.__name__] = []
         for name in sorted(others, reverse=next(turn) % 2 == 1):
             began = now()

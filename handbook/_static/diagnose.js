@@ -187,7 +187,7 @@ class DiagnoseLog extends HTMLElement {
         return make("li", {}, ...inline(f.title, false), ` (${f.count}×${who}, line ${f.evidence.line_number})`);
       })));
     }
-    if (entry) item.append(make("p", {}, make("a", { href: this.getAttribute("errors") + `#error-${one.id}` }, "In the error index")));
+    if (entry) item.append(make("p", {}, make("a", { href: `${this.getAttribute("errors")}${one.id}.html` }, "Its page")));
     return item;
   }
 }

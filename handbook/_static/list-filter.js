@@ -5,14 +5,14 @@
 (() => {
   const claims = document.querySelector("table.claims");
   const form = document.querySelector("form.list-filter") || document.createElement("form");
-  const found = [...document.querySelectorAll(claims ? "table.claims tr[data-holds]" : ".error-entry")];
+  const found = [...document.querySelectorAll(claims ? "table.claims tr[data-holds]" : ".error-list > li")];
   if (!found.length) return;
   const plain = (text) => text.toLowerCase().replace(/\s+/g, " ").trim();
   const title = (heading) => [...heading.childNodes].find((node) => node.nodeType === Node.TEXT_NODE).data.trim(); // no number
   const items = found.map((one) => {
-    const row = claims ? one : one.parentElement, part = row.parentElement;
+    const row = one, part = claims ? row.parentElement : row.closest("section");
     const says = JSON.parse(one.dataset.says || "[]").map((pieces) => pieces.map(plain));
-    return { row, part, says, fold: claims ? null : one, words: plain(one.textContent),
+    return { row, part, says, words: plain(one.textContent),
              place: claims ? one.dataset.holds : title(part.querySelector("h2")) };
   });
   const places = [...new Set(items.map(({ place }) => place))].filter(Boolean);
@@ -37,23 +37,17 @@
       item.row.hidden = !kept.has(item);
       item.part.hidden = !parts.has(item.part);
     }
-    if (shown.length === 1 && shown[0].fold) shown[0].fold.open = true;
     count.textContent = `${shown.length} of ${items.length}`;
   }
 
-  // A link to an entry opens it, also where the filter hid it; an entry that a reader opens becomes the address.
+  // A link to a line of the list shows it, also where the filter hid it.
   function arrive() {
-    const item = items.find(({ row, fold }) => fold && `#${row.id}` === location.hash);
-    if (!item) return;
-    item.fold.open = true;
-    if (item.row.hidden) {
-      form.reset();
-      filter();
-    }
+    const item = items.find(({ row }) => `#${row.id}` === location.hash);
+    if (!item?.row.hidden) return;
+    form.reset();
+    filter();
     item.row.scrollIntoView({ behavior: "instant" });
   }
-  for (const { row, fold } of items)
-    if (fold) fold.firstElementChild.addEventListener("click", () => fold.open || history.replaceState(null, "", `#${row.id}`));
 
   form.addEventListener("input", filter);
   form.addEventListener("submit", (event) => event.preventDefault());

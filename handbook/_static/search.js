@@ -52,6 +52,9 @@
     const { index, sections, words } = await prepare();
     const plain = query.trim().toLowerCase().replace(/\s+/g, " ");
     if (!plain) return [];
+    // A pasted line is the message of an entry if it has all parts of it that do not vary.
+    const said = new Set(sections.flatMap((section, number) =>
+      section.says?.some((parts) => parts.every((part) => plain.includes(part.toLowerCase()))) ? [number] : []));
     const options = {
       boost: FIELDS, prefix: (word) => word.length > 3, fuzzy: (word) => (word.length > 5 ? 0.15 : false), maxFuzzy: 1,
       boostDocument: (number) => KINDS[sections[number].kind] / Math.sqrt(sections[number].level),
@@ -69,7 +72,10 @@
         hits.push(hit);
       }
     }
+    for (const number of said) if (!hits.some((hit) => hit.id === number)) hits.push({ id: number, score: 1, terms: [] });
+    const best = Math.max(...hits.map((hit) => hit.score));
     for (const hit of hits) {
+      if (said.has(hit.id)) hit.score += best;
       const section = sections[hit.id], title = section.title.toLowerCase();
       const phrase = plain.includes(" ") && `${section.text} ${section.code}`.toLowerCase().includes(plain);
       if (title === plain || section.asked.split(", ").includes(plain)) hit.score *= 4;
@@ -79,7 +85,7 @@
     hits.sort((a, b) => b.score - a.score);
     return hits.slice(0, most).map((hit) => {
       const section = sections[hit.id];
-      return { ...section, address: section.at + (section.title === section.page ? "" : `#${section.ids[0]}`), terms: hit.terms };
+      return { ...section, address: section.at + (section.to && `#${section.to}`), terms: hit.terms };
     });
   }
   window.ddpSearch = search;

@@ -65,6 +65,37 @@ def test_the_forward_after_one_under_no_sync_copies_no_buffers():
         assert [a == b for a, b in zip(first, second, strict=True)] == [True, True, False, True]
 
 
+@proves("ignored-tensors-stay-local")
+def test_tensors_that_ddp_is_told_to_ignore_stay_local():
+    """A named buffer and a named layer keep this rank's values and gradients; the other layer is rank 0's, averaged."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared, self.own = (nn.Linear(1, 1, bias=False) for _ in range(2))
+            self.register_buffer("cache", torch.zeros(1))
+
+        def forward(self, x):
+            return self.shared(x) + self.own(x)
+
+    def worker():
+        rank, net = dist.get_rank(), Net().to(device())
+        for tensor in (net.shared.weight, net.own.weight, net.cache):
+            tensor.data.fill_(rank)
+        DDP._set_params_and_buffers_to_ignore_for_model(net, ["own.weight", "cache"])
+        model = DDP(net)
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.full((1, 1), rank + 1.0, device=device())).sum().backward()
+        tensors = net.shared.weight, net.shared.weight.grad, net.own.weight, net.own.weight.grad, net.cache
+        return [tensor.item() for tensor in tensors]
+
+    for ranks in (2, 3):
+        mean = sum(range(1, ranks + 1)) / ranks
+        for rank, found in enumerate(launch(worker, ranks)):
+            assert found == pytest.approx([0, mean, rank, rank + 1, rank])
+
+
 @proves("syncbn-needs-gpu")
 def test_sync_batchnorm_refuses_cpu_tensors_in_training():
     """A forward in training mode raises on a CPU tensor; in eval mode it does not."""

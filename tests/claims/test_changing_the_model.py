@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from proof import proves, side_by_side
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
@@ -54,7 +55,10 @@ def test_what_is_frozen_before_wrapping_is_never_reduced():
 
 @proves("tied-weights-count-once")
 def test_a_tied_weight_is_reduced_once():
-    """Two layers share their weight: one gradient in the buckets, and it is the mean of the ranks' gradients."""
+    """Two layers share their weight: one gradient in the buckets, and it is the mean of the ranks' gradients.
+
+    If the first layer and the last share it, it is alone in the last of several buckets.
+    """
 
     def worker(ranks):
         torch.manual_seed(0)
@@ -72,8 +76,26 @@ def test_a_tied_weight_is_reduced_once():
             found.append((sent, torch.allclose(net[0].weight.grad, alone[0].weight.grad, rtol=1e-12, atol=0)))
         return found
 
+    def buckets(tied):
+        net = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4))).to(device())
+        if tied:
+            net[3].weight = net[0].weight
+        model, names, launched = DDP(net, bucket_cap_mb=1e-5), {p: n for n, p in net.named_parameters()}, []
+
+        def note(launched, bucket):
+            launched.append([names[p] for p in bucket.parameters()])
+            return allreduce_hook(None, bucket)
+
+        model.register_comm_hook(launched, note)
+        for _ in range(2):
+            launched.clear()
+            model(batch(dist.get_rank()).float()).square().mean().backward()
+        return launched[0], launched[-1]
+
     for ranks in (2, 3):
         assert launch(worker, ranks, ranks) == [[([("all_reduce", 16)], True)] * 3] * ranks
+        assert launch(buckets, ranks, True) == [(["2.weight"], ["0.weight"])] * ranks
+        assert launch(buckets, ranks, False) == [(["3.weight"], ["0.weight"])] * ranks
 
 
 @proves("several-networks")

@@ -4,6 +4,7 @@ import contextlib
 import re
 import warnings
 
+import pytest
 import torch
 import torch.distributed as dist
 from proof import proves
@@ -177,13 +178,15 @@ def test_before_the_unused_error_gradients_are_local():
         def forward(self, x):
             return self.used(x)
 
-    def worker():
-        ddp = DistributedDataParallel(Half().to(device()))
+    def worker(views):
+        ddp = DistributedDataParallel(Half().to(device()), gradient_as_bucket_view=views)
         ddp(torch.full((1, 1), dist.get_rank() + 1.0, device=device())).sum().backward()
         return ddp.module.used.weight.grad.item()
 
     for ranks in (2, 3):
-        assert launch(worker, ranks) == [rank + 1.0 for rank in range(ranks)]
+        assert launch(worker, ranks, False) == [rank + 1.0 for rank in range(ranks)]
+        divided = launch(worker, ranks, True)  # the bucket's slice, which was never sent
+        assert divided == pytest.approx([(rank + 1) / ranks for rank in range(ranks)])
 
 
 @proves("forward-flag-keeps-init-sync")

@@ -27,7 +27,7 @@ class Stack(nn.Module):
 def test_graphs_end_where_the_greedy_rule_closes_a_bucket():
     """A backend that compiles nothing counts the layers of each graph, at the default and at explicit caps."""
 
-    def worker(cap_mib):
+    def worker(cap_mib, compile_first=False):
         torch.compiler.reset()
         graphs = []
 
@@ -35,14 +35,22 @@ def test_graphs_end_where_the_greedy_rule_closes_a_bucket():
             graphs.append(sum("linear" in str(node.target) for node in graph.graph.nodes))
             return graph.forward
 
-        ddp = DistributedDataParallel(Stack().to(device()), bucket_cap_mb=cap_mib)
-        compiled = torch.compile(ddp, backend=note)
+        stack = Stack().to(device())
+        if compile_first:
+            stack.compile(backend=note)
+        ddp = DistributedDataParallel(stack, bucket_cap_mb=cap_mib)
+        compiled = ddp if compile_first else torch.compile(ddp, backend=note)
         for _ in range(3):
             compiled(torch.ones(2, 512, device=device())).sum().backward()
         return graphs, len(ddp_facts(ddp)["rebuilt_bucket_sizes"].split(", "))
 
     caps_mib = (None, 1, 2)
-    for found in launch(lambda: [worker(cap_mib) for cap_mib in caps_mib], 2, quiet=True):
+    for found, compiled_first in launch(
+        lambda: ([worker(cap_mib) for cap_mib in caps_mib], [worker(cap_mib, True) for cap_mib in caps_mib]),
+        2,
+        quiet=True,
+    ):
+        assert compiled_first == found
         for cap_mib, (graphs, buckets) in zip(caps_mib, found, strict=True):
             rule = assign([MIB] * 5, cap_bytes=(cap_mib or 25) * MIB, first_cap_bytes=MIB)
             assert graphs == [len(group) for group in reversed(rule)]

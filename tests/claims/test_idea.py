@@ -188,9 +188,12 @@ def test_the_optimizer_state_stays_equal_though_never_sent():
 
 @proves("autocast-keeps-copies-of-weights")
 def test_autocast_keeps_copies_of_weights_for_the_backward():
-    """What autograd saves of two layers: without autocast the weight itself, with it a copy in half the bytes."""
+    """What autograd saves of two layers: without autocast the weight itself, with it a copy in half the bytes.
 
-    def saved_weights(autocast):
+    The first layer keeps no weight if its input needs no gradient.
+    """
+
+    def saved_weights(autocast, through=True):
         net, found = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 16)).to(device()), []
         weights = {p.untyped_storage().data_ptr() for p in net.parameters()}
 
@@ -199,15 +202,17 @@ def test_autocast_keeps_copies_of_weights_for_the_backward():
                 found.append((tensor.dtype, tensor.untyped_storage().data_ptr() in weights))
             return tensor
 
-        x = torch.ones(8, 64, device=device(), requires_grad=True)
+        x = torch.ones(8, 64, device=device(), requires_grad=through)
         noted = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
         with noted, torch.autocast(device().type, torch.bfloat16, enabled=autocast):
             net(x)
         return found
 
-    for plain, autocast in launch(lambda: (saved_weights(False), saved_weights(True)), 2):
+    cases = (False,), (True,), (True, False)
+    for plain, autocast, second in launch(lambda: [saved_weights(*case) for case in cases], 2):
         assert plain == [(torch.float32, True)] * 2
         assert autocast == [(torch.bfloat16, False)] * 2
+        assert second == [(torch.bfloat16, False)]
 
 
 @proves("memory-ledger-exact")

@@ -11,8 +11,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
 from ddplab.buckets import MIB
-from ddplab.costmodel import Link, bucketed, simulate_step
+from ddplab.costmodel import Link, allreduce_seconds, bucketed, simulate_step
 from ddplab.labs.gaps import flat_gradients
+from ddplab.labs.published import points, published
 from ddplab.labs.sleeping import SleepingLayers
 from ddplab.runtime.needs import ON_CPU
 from ddplab.runtime.slowlink import SlowLink
@@ -125,3 +126,19 @@ def test_accumulating_k_micro_batches_makes_one_kth_of_the_transfers():
     assert transfers > 12
     for k, ranks in seen.items():
         assert ranks == [(transfers // k, nbytes // k)] * 2
+
+
+@proves("perf-nccl-ring-hides-latency")
+def test_the_model_of_nccl_predicts_the_throttled_tables():
+    """Published times, 128 and 256 MiB on 4 to 32 ranks: errors of the model, and of the ring's law."""
+    errors = {"nccl": [], "ring": []}
+    for table in published("published.json", "throttled").values():
+        network = table["inputs"]["latency_ms"] * 1e-3, table["inputs"]["node_gbit_per_s"] * 125e6
+        for point in (point for row in table["rows"] for point in points(row)):
+            for algorithm, found in errors.items():
+                model_s = allreduce_seconds(point.nbytes, point.ranks, *network, algorithm)
+                found.append(abs(model_s / point.seconds - 1))
+    assert len(errors["nccl"]) == 24
+    assert sum(errors["nccl"]) / 24 < 0.02
+    assert max(errors["nccl"]) < 0.04
+    assert max(errors["ring"]) > 0.26

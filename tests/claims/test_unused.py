@@ -1,10 +1,12 @@
 """What happens when a parameter takes no part in the loss."""
 
 import contextlib
+import datetime
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -122,6 +124,46 @@ def test_find_unused_parameters_counts_an_unused_parameter_as_zero():
         for per_rank, in_turn in launch(worker, ranks):
             assert per_rank == ("completed", "", [[mean, only_first, others]] * 3)
             assert in_turn == ("completed", "", [[mean, mean, None], [mean, None, mean], [mean, mean, None]])
+
+
+@proves("no-parameter-used")
+def test_the_peers_of_a_rank_that_uses_no_parameter_wait_for_it():
+    """Rank 1's forward passes its input by; a parameter times zero repairs it, where the graph is searched."""
+
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(1, 1, bias=False)
+
+        def forward(self, x, skips, repaired):
+            if not skips:
+                return self.layer(x)
+            return x + 0 * self.layer.weight if repaired else 2 * x
+
+    def worker(options, repaired):
+        # Gloo on every machine: its timeout raises, NCCL's would end the process.
+        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=3))
+        model = DDP(Gate().to(device()), process_group=group, **options)
+        x, completed = torch.ones(1, 1, device=device(), requires_grad=True), 0
+        try:
+            for _ in range(3):
+                model(x, dist.get_rank() == 1, repaired).sum().backward()
+                completed += 1
+        except RuntimeError:
+            pass
+        return completed
+
+    search, static = {"find_unused_parameters": True}, {"static_graph": True}
+    cases = (  # options, repaired, steps that the others complete
+        ({}, False, 0),
+        (search, False, 0),
+        (static, False, 1),
+        (search, True, 3),
+    )
+    for ranks in (2, 3):
+        runs = side_by_side(*(partial(launch, worker, ranks, *case[:2], quiet=True) for case in cases))
+        for (*case, completed), found in zip(cases, runs, strict=True):
+            assert found == [3 if rank == 1 else completed for rank in range(ranks)], case
 
 
 @proves("static-graph-unused")

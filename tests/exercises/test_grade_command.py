@@ -107,13 +107,6 @@ def test_bad_input_gets_one_line(case, tmp_path, monkeypatch, capsys):
     assert output in err
 
 
-def test_no_command_gets_one_line(capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main([])
-    assert end.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_bad_input_is_one_object_with_json(capsys):
     assert cli.main(["grade", "nothing", "--json"]) == 2
     assert "no exercise is called 'nothing'" in json.loads(capsys.readouterr().out)["error"]

@@ -23,6 +23,7 @@ from ddplab.costmodel import (
 from ddplab.runtime.torch_private import torch_assign
 
 RANKS = [2, 3, 4, 5, 7, 8, 13, 16]
+LAWS = [a for a in ALGORITHMS if not a.startswith("nccl")]  # one formula each; NCCL chooses, in test_nccl_model.py
 
 
 def near(value):
@@ -50,7 +51,7 @@ def test_by_hand(algorithm, ranks, seconds):
     assert allreduce_seconds(1_000_000, ranks, 1e-3, 10e6, algorithm, segment_bytes=100_000) == near(seconds)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LAWS)
 def test_limits(algorithm):
     def cost(n, p, alpha=1e-4, rate=1e8):
         return allreduce_seconds(n, p, alpha, rate, algorithm)
@@ -66,7 +67,7 @@ def test_limits(algorithm):
     assert huge > 0.25  # the bytes alone
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LAWS)
 def test_never_faster_with_more_to_do(algorithm):
     draw = random.Random(1)
     for _ in range(2000):
@@ -410,8 +411,9 @@ def test_bounds_hold():
         assert step.step_s == near(step.compute_s + step.exposed_s)
         assert step.exposed_s + step.overlapped_s == near(step.communication_s)
         assert min(step.exposed_s, step.overlapped_s) >= 0
-        faster = replace(link, bytes_per_s=link.bytes_per_s * 1.5)
-        assert simulate_step(forward_s, gradients, buckets, faster, **timings).step_s <= step.step_s * room
+        if link.algorithm in LAWS:  # at another rate NCCL may choose what takes longer
+            faster = replace(link, bytes_per_s=link.bytes_per_s * 1.5)
+            assert simulate_step(forward_s, gradients, buckets, faster, **timings).step_s <= step.step_s * room
         for transfer, before in zip(step.timeline[1:], step.timeline, strict=False):
             assert transfer.start_s >= max(transfer.ready_s, before.end_s)
 

@@ -351,6 +351,7 @@ def test_the_folder_of_torchrun(capsys, tmp_path):
     ("arguments", "reason"),
     [
         (["no-such.log"], "no-such.log does not exist; give a log file"),
+        ([""], "an empty name is no LOG; give a file, a folder"),
         (["-", "a.log"], "must be the only LOG"),
         (["--dump", "x", "a.log"], "give one or the other"),
         (["--top", "0", "a.log"], "'0' is not a count from 1 on"),

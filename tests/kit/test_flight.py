@@ -440,6 +440,8 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path, protocol)
 def test_which_files_are_dumps(tmp_path):
     with pytest.raises(DumpError, match="does not exist"):
         read_dumps(tmp_path / "nowhere" / "at-all")
+    with pytest.raises(DumpError, match=r"there is no folder .*nowhere, and no file .*nowhere0"):
+        read_dumps(tmp_path / "nowhere")
     with pytest.raises(DumpError, match="holds no dump"):
         read_dumps(tmp_path)
     (tmp_path / "log.txt").write_text("passed over")

@@ -1,4 +1,7 @@
-"""Labs run here as they stand: of each part, the one that was recorded in the shortest time on real ranks."""
+"""Labs run here as they stand: of each part, the one that was recorded in the shortest time on real ranks.
+
+Those that need a GPU are rehearsed in ``test_gpu_labs.py``.
+"""
 
 from pathlib import Path
 
@@ -18,7 +21,7 @@ def shortest(part: Path) -> Path:
     return min(on_ranks, key=on_ranks.get)
 
 
-PARTS = sorted({script.parent for script in (ROOT / "gallery").glob("*/plot_*.py")})
+PARTS = sorted({script.parent for script in (ROOT / "gallery").glob("*/plot_*.py")} - {ROOT / "gallery/gpu"})
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)

@@ -284,7 +284,7 @@ def test_what_is_not_in_the_list_comes_after_in_the_order_of_the_book():
     order = list(plan.in_order(LABS))
     assert order[: len(first)] == first
     rest = [LABS[lab].parent.name for lab in order[len(first) :]]
-    assert list(dict.fromkeys(rest)) == list(plan.CHAPTERS)
+    assert list(dict.fromkeys(rest)) == [chapter for chapter in plan.CHAPTERS if chapter in rest]
     in_conf = re.findall(r'"\.\./gallery/(\w+)"', (ROOT / "conf.py").read_text())
     assert list(plan.CHAPTERS) == in_conf
 

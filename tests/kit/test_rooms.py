@@ -26,7 +26,9 @@ TORCH_PRIVATE = {
     "gallery/ddplab/runtime/torch_private.py": "the one place for them",
     "gallery/ddplab/runtime/preload.py": "imports torch._dynamo early, which the first DDP would import",
     "gallery/ddplab/model/tuning": "imports it early, too, so that no measured step does",
+    "tests/claims/test_buffers.py": "a claim about what is left out of DDP, which has no public name",
     "tests/claims/test_debugging_tools.py": "a claim about that dump",
+    "tests/claims/test_on_a_gpu.py": "counts the operators that read a value",
     "tests/simulated/sitecustomize.py": "a torch with GPUs that are not there",
 }
 # Where the kit and the extensions change a library, and how that is guarded.

@@ -9,13 +9,15 @@ for it; that work on a GPU runs behind the host, so neither a race nor a missing
 own failures.
 """
 
+import json
 import os
 import pickle
 import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 COUNT, NCCL = int(os.environ.get("SIMULATED_GPUS", "0")), (2, 28, 9)
@@ -61,6 +63,19 @@ def uuid(device=None):
 def set_device(device):
     """Make it the current one."""
     state.current = index(device)
+
+
+def memory_stats(device=None):
+    """Of an allocator that keeps nothing beyond what was ever made."""
+    kinds = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
+    return {f"{kind}.all.{when}": state.allocated for kind in kinds for when in ("current", "peak")}
+
+
+class Graph:
+    """It has run once, while it was captured; a replay does nothing."""
+
+    def replay(self):
+        """Nothing: what was captured is not known."""
 
 
 class Stream:
@@ -188,6 +203,32 @@ if COUNT:
         """What was asked for."""
         return state.backend.get(getattr(group or dist.group.WORLD, "group_name", None)) or real(group)
 
+    def profile_init(self, *, activities=None, real=torch.profiler.profile.__init__, **options):
+        """Of the CPU only: asked for a GPU that it was not built for, the profiler hangs in a backward."""
+        real(self, activities=[torch.profiler.ProfilerActivity.CPU] if activities else None, **options)
+
+    def export_chrome_trace(self, path, real=torch.profiler.profile.export_chrome_trace):
+        """With a launch and a kernel for each operator that no other operator has called."""
+        real(self, path)
+        trace = json.loads(Path(path).read_text())
+        events = sorted(
+            (e for e in trace["traceEvents"] if e.get("cat") == "cpu_op"), key=lambda e: (e["ts"], -e["dur"])
+        )
+        played, free_at = [], {}
+        for number, e in enumerate(events):
+            if played and e["ts"] < played[-1]["until"]:
+                continue
+            nccl = "allreduce" in e["name"]
+            name, stream = ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20) if nccl else (e["name"], 7)
+            start = max(e["ts"] + 5, free_at.get(stream, 0))
+            free_at[stream] = start + e["dur"]
+            same = {"ph": "X", "pid": 0, "args": {"correlation": number, "stream": stream}}
+            launch = {**same, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 1, "ts": e["ts"], "dur": 2}
+            kernel = {**same, "cat": "kernel", "name": name, "tid": stream, "ts": start, "dur": e["dur"]}
+            played += [{**launch, "until": e["ts"] + e["dur"]}, {**kernel, "until": e["ts"] + e["dur"]}]
+        trace["traceEvents"] += played
+        Path(path).write_text(json.dumps(trace))
+
     def autocast_init(self, device_type, *args, real=torch.autocast.__init__, **kwargs):
         """On the CPU, where the tensors are."""
         real(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
@@ -203,9 +244,22 @@ if COUNT:
     cuda.current_device, cuda.set_device = lambda: state.current, set_device
     cuda.get_device_name = lambda device=None: f"{NAME} {visible()[index(device)]}"
     cuda.get_device_properties = lambda device=None: SimpleNamespace(
-        name=cuda.get_device_name(device), uuid=uuid(device), total_memory=2**36, major=9, minor=0
+        name=cuda.get_device_name(device),
+        uuid=uuid(device),
+        total_memory=2**36,
+        major=9,
+        minor=0,
+        multi_processor_count=4,
     )
     cuda.memory_allocated = cuda.max_memory_allocated = lambda device=None: state.allocated
+    cuda.memory_stats = memory_stats
+    cuda.CUDAGraph, cuda.graph = Graph, lambda graph, **options: nullcontext()
+    cuda.set_sync_debug_mode = lambda mode: None
+    torch.Tensor.pin_memory = lambda self, device=None: self.clone()
+    torch.Tensor.record_stream = lambda self, stream: None
+    DistributedDataParallel._check_comm_hook = lambda self, hook: None  # no bf16 hook without CUDA
+    torch.profiler.profile.__init__ = profile_init
+    torch.profiler.profile.export_chrome_trace = export_chrome_trace
     cuda.mem_get_info = lambda device=None: (2**36 - state.allocated, 2**36)
     cuda.synchronize = cuda.empty_cache = cuda.reset_peak_memory_stats = lambda device=None: None
     cuda.is_bf16_supported = lambda including_emulation=True: True

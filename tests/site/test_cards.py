@@ -1,6 +1,7 @@
 """Interview cards and quizzes: one source, and how it looks on the web, in print, and in a deck."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ Deeper, with code:
 QUIZ = """
 :::{quiz} no-sync-where
 :question: Where must `no_sync` be entered?
+:ordered:
 
 - [ ] around `backward()` only,
   and nowhere else
@@ -82,6 +84,18 @@ def test_on_the_web_a_quiz_has_one_choice_and_a_folded_answer(book: TinyBook) ->
     assert "The forward decides" in quiz.select_one("details").get_text()
 
 
+def test_options_stand_in_an_order_that_only_the_id_decides(book: TinyBook) -> None:
+    free = QUIZ.replace(":ordered:\n", "")
+    book.chapters(**{f"c{n}": free.replace("no-sync-where", f"no-sync-{n}") for n in range(24)})
+    book.build()
+    first = cards_of_the_book()
+    right = Counter(card.right_letters for card in first.values())
+    assert min(right[letter] for letter in "ABC") >= 3, right
+    book.chapters(c1=free.replace("no-sync-where", "no-sync-1").replace("The forward decides.", "Other words."))
+    book.build()
+    assert cards_of_the_book()["no-sync-1"].options == first["no-sync-1"].options
+
+
 def test_several_right_options_are_boxes_to_tick(book: TinyBook) -> None:
     book.chapters(first=QUIZ.replace("[ ] around `opt", "[x] around `opt"))
     quiz = book.build().page("first").select_one("fieldset.quiz")
@@ -110,8 +124,8 @@ WRONG_CARDS = [
     (QUIZ.replace("[x]", "[ ]"), 3, "has no right option"),
     (QUIZ.replace("- [x] around both\n- [ ] around `optimizer.step()`\n", ""), 3, "at least two options"),
     (QUIZ.replace("+++ why\nThe forward decides.\n", ""), 3, "does not say why"),
-    (QUIZ.replace("The forward decides.\n", ""), 11, "nothing below '+++ why'"),
-    (QUIZ.replace("- [x] around", "- around"), 8, "a line that is not an option: '- around both'"),
+    (QUIZ.replace("The forward decides.\n", ""), 12, "nothing below '+++ why'"),
+    (QUIZ.replace("- [x] around", "- around"), 9, "a line that is not an option: '- around both'"),
 ]
 
 

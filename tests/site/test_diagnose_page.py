@@ -54,7 +54,7 @@ def page(browser, tmp_path_factory):
     (folder / "page.html").write_text(
         f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Diagnose</title>
         <link rel="stylesheet" href="diagnose.css">
-        <main><h1>Diagnose</h1><h2>A log</h2><ddp-diagnose errors="errors.html">
+        <main><h1>Diagnose</h1><h2>A log</h2><ddp-diagnose errors="errors/">
         <script type="application/json">{data}</script><div class="diagnose-instead">Static.</div></ddp-diagnose></main>
         {scripts}</html>""",
         encoding="utf-8",
@@ -149,7 +149,7 @@ def test_keyboard_and_status(page):
     page.keyboard.press("Enter")
     page.locator(".diagnose-list").wait_for()
     assert "First: A GPU ran out of memory" in page.get_by_role("status").inner_text()
-    assert page.locator(".diagnose-list a").first.get_attribute("href") == "errors.html#error-memory-cuda"
+    assert page.locator(".diagnose-list a").first.get_attribute("href") == "errors/memory-cuda.html"
 
 
 def test_nothing_known_and_bad_input(page):
@@ -209,7 +209,7 @@ html_static_path = [{str(STATIC)!r}]
     assert built.complaints == ""
     page = built.page("diagnose")
     element = page.select_one("ddp-diagnose")
-    assert element["errors"] == "errors.html"
+    assert element["errors"] == "errors/"
     assert json.loads(element.select_one("script").string) == json.loads(json.dumps(page_data(entries())))
     assert element.select_one(".diagnose-instead").get_text().strip() == "Use ddplab diagnose."
     assert page.select_one('script[src*="diagnose.js"]')

@@ -7,7 +7,7 @@ from test_pages import THEME
 from ddplab.diagnose import entries
 
 pytestmark = pytest.mark.full
-SHOWN = "[...document.querySelectorAll('.error-entry')].filter(e => e.checkVisibility()).map(e => e.parentElement.id)"
+SHOWN = "[...document.querySelectorAll('.error-list > li')].filter(e => e.checkVisibility()).map(e => e.id)"
 
 
 @pytest.fixture(scope="module")
@@ -40,26 +40,27 @@ def test_words_and_place_narrow_the_list_and_the_count_says_so(page):
     place.select_option("")
     asked.fill("Default process group HAS NOT been initialized")
     assert page.evaluate(SHOWN) == ["error-dist-not-initialized"]
-    assert page.locator("#error-dist-not-initialized details").get_attribute("open") is not None
+    assert page.locator("#error-dist-not-initialized a").get_attribute("href") == "errors/dist-not-initialized.html"
     assert not violations(page, THEME)
     asked.fill("no such words at all")
     assert count.inner_text() == f"0 of {len(entries())}"
 
 
-def test_a_link_opens_its_entry_even_if_the_filter_hid_it(page):
+def test_an_old_link_shows_its_line_even_if_the_filter_hid_it(page):
     page.locator(".list-filter input").fill("gloo")
     page.evaluate("location.hash = 'error-memory-cuda-out-of-memory'")
-    page.locator("#error-memory-cuda-out-of-memory details[open]").wait_for()
+    page.locator("#error-memory-cuda-out-of-memory").wait_for()
     page.wait_for_function(
         "() => { const {top} = document.querySelector('#error-memory-cuda-out-of-memory').getBoundingClientRect();"
         " return top > -5 && top < 400 }"
     )
 
 
-def test_without_scripts_the_whole_page_is_read(browser, html):
+def test_without_scripts_the_list_leads_to_every_entry(browser, html):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto((html / "repair" / "errors.html").as_uri())
-    assert "Every rank that runs the line raises it" in page.locator("#error-dist-not-initialized").inner_text()
     assert not page.locator(".list-filter").is_visible()
+    page.locator("#error-dist-not-initialized a").click()
+    assert "Every rank that runs the line raises it" in page.locator("article").inner_text()
     context.close()

@@ -8,6 +8,7 @@ Exit codes: 0 all is well, 1 the answer is no, 2 the input cannot be used.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import importlib.util
 import io
@@ -30,6 +31,15 @@ COMMANDS = {  # in the order in which --help lists them
     "tune-buckets": "measure your model on real ranks, recommend a bucket_cap_mb",
     "edition": "list, compare and carry recorded editions",
 }
+GREETING = """\
+The tools of The DDP Handbook. Three to begin with:
+
+  ddplab diagnose train.log             what failed first in a log, and what to do
+  ddplab simulate --ranks 8             what a DDP step costs, and what it hides
+  ddplab trace rank*.json               where the time of a profiled step went
+
+All commands: ddplab --help
+"""
 _EXTRAS = {"torch": "torch", "numpy": "torch", "matplotlib": "plot"}  # module: the extra of ddplab that brings it
 
 
@@ -42,6 +52,25 @@ class _Help(argparse.HelpFormatter):
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def refuse_unknown(self, unknown: Sequence[str]) -> None:
+        """End with what nobody knows, and what was perhaps meant; go on if there is nothing."""
+        if unknown:
+            options = [option for action in self._actions for option in action.option_strings]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0].partition('=')[0], options)}")
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version  # it imports half of the library's modules
+
+        print(f"ddplab {version('ddplab')}")
+        parser.exit()
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,8 +85,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=_Help,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     given = sys.argv[1:] if argv is None else argv
+    if not given:
+        print(GREETING, end="")
+        return 0
+    if given[0].startswith("-"):
+        parser.refuse_unknown([] if given[0] in ("-h", "--help", "--version") else given[:1])
+    elif given[0] not in COMMANDS:
+        parser.error(f"there is no command {given[0]!r}{_meant(given[0], list(COMMANDS))}")
     for name, summary in COMMANDS.items():
         description = f"{summary[0].upper()}{summary[1:]}."
         layout = argparse.RawDescriptionHelpFormatter
@@ -68,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = importlib.import_module(f".{name.replace('-', '_')}", __name__)
             command.epilog = module.EXAMPLE
             module.add_arguments(command)
-    arguments = parser.parse_args(given)
+            command.set_defaults(refuse_unknown=command.refuse_unknown)
+    arguments, unknown = parser.parse_known_args(given)
+    arguments.refuse_unknown(unknown)
 
     before = signal.signal(signal.SIGTERM, _terminated)  # so that a command can clean up behind itself
     try:
@@ -124,7 +163,7 @@ def number(what: str, least: float, most: float) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}, from {least:g} to {most:g}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what} from {least:g} to {most:g}")
         return value
 
     return parse

@@ -100,6 +100,8 @@ def _read(given: list[str], engine: Engine) -> list[dict[str, Any]]:
             raise BadInput("no log given; name a file, or pipe one in: torchrun … 2>&1 | ddplab diagnose")
         engine.start("")
         return [{"log": "-", "characters": _feed(engine, read_text(_standard_input(), "standard input"))}]
+    if "" in given:
+        raise BadInput("an empty name is no LOG; give a file, a folder, or - for standard input")
     files = log_files([Path(one) for one in given])
     folders = any(Path(one).is_dir() for one in given)
     read = []

@@ -74,7 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     link.add_argument(
         "--gbit-per-s", metavar="GBIT", type=positive, default=25.0, help="rate of one rank's link (default: 25)"
     )
-    link.add_argument("--algorithm", choices=ALGORITHMS, default="ring", help="of the all-reduce (default: ring)")
+    link.add_argument(
+        "--algorithm",
+        choices=ALGORITHMS,
+        default="ring",
+        help="of the all-reduce (default: ring); nccl: ring or tree, whichever NCCL would take for each bucket",
+    )
     step = parser.add_argument_group("the step")
     step.add_argument("--bucket-cap-mb", metavar="MIB", type=_cap, nargs="+", help="one cap, or several to compare")
     step.add_argument("--accumulation", metavar="K", type=whole, default=1, help="micro-batches per step (default: 1)")

@@ -103,7 +103,7 @@ def written(one: Candidate, several: bool, root: Exit | None, known: Mapping[str
 
 def page_of(entry_id: str) -> str:
     """Where an entry is in the book."""
-    return f"repair/errors.html#error-{entry_id}"
+    return f"repair/errors/{entry_id}.html"
 
 
 def shortened(text: str, most: int) -> str:

@@ -99,7 +99,8 @@ def read_dumps(folder: str | Path) -> list[Dump]:
     except OSError as problem:
         raise DumpError(f"{where} cannot be read: {problem.strerror}") from None
     if not found:
-        raise DumpError(f"{folder} holds no dump: a dump is a file whose name ends in its rank, such as rank0")
+        missing = f"there is no folder {folder}, and no file {folder}0" if prefix else f"{folder} holds no dump"
+        raise DumpError(f"{missing}: a dump is a file whose name ends in its rank, such as rank0")
     return [_read(path, rank) for rank, path in sorted(found.items())]
 
 

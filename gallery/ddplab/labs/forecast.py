@@ -1,4 +1,4 @@
-"""What the forecast of large jobs adds to the cost model: NCCL's choice of algorithm, and the slowest of many ranks."""
+"""What the forecast of large jobs adds to the cost model: the cheaper of ring and tree, and the slowest rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..costmodel import Cluster
 
 
 class Fastest:
-    """A network that takes a ring or a tree for each message, whichever is faster, as NCCL does.
+    """A network that takes a ring or a tree for each message, whichever is faster on it.
 
     Args:
         ranks: how many in all.

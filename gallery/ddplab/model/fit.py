@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from .checks import above_zero, at_least_zero
-from .link import ALGORITHMS, Link, hops_and_volume
+from .link import Link, hops_and_volume
 
 
 def fit_link(samples: Sequence[Sequence[float]], ranks: int = 2, algorithm: str = "ring") -> Link:
@@ -25,7 +25,7 @@ def fit_link(samples: Sequence[Sequence[float]], ranks: int = 2, algorithm: str 
         ValueError: fewer than two samples that tell α from B, a value that is out of range, another algorithm, or
             times that do not grow with the bytes.
     """
-    if algorithm not in ALGORITHMS or algorithm in ("pipelined-ring", "gloo"):
+    if algorithm not in ("ring", "tree", "halving-doubling", "link"):
         raise ValueError(f"algorithm must be ring, tree, halving-doubling or link; got {algorithm!r}")
     rows = []  # (x, y) of α·x + y/B = 1, that is cost / measured = 1
     for position, (nbytes, seconds, *more) in enumerate(samples):

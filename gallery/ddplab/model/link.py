@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 
 from .buckets import MIB
 from .checks import above_zero, at_least_zero, count
+from .nccl import nccl_choice, nccl_seconds
 
-ALGORITHMS = ("ring", "pipelined-ring", "gloo", "tree", "halving-doubling", "link")
+ALGORITHMS = ("ring", "pipelined-ring", "gloo", "tree", "halving-doubling", "link", "nccl", "nccl-gpudirect")
 GLOO_SEGMENT_BYTES = MIB  # gloo/allreduce.h, AllreduceOptionsImpl::kMaxSegmentSize
 
 
@@ -61,6 +62,14 @@ def allreduce_seconds(
         2 log₂p·α + 2(p−1)/p · n/B for a power of two (Rabenseifner's algorithm, in Thakur et al.). Otherwise, as
         in MPICH, the p−q ranks beyond the largest power of two q first send all to a neighbour and get the result
         at the end: 2 log₂q·α + 2(q−1)/q · n/B + 2(α + n/B). So 3 ranks cost more than 4.
+    ``nccl``
+        What NCCL 2.30 takes by its own table (:func:`ddplab.costmodel.nccl_choice`: ring or tree, LL or Simple), on
+        *this* network: src/device/all_reduce.h, one rank per node. A ring goes round in loops of p·4 MiB, its steps
+        in two slices, so that a large message pays α about once per loop, not 2(p−1) times; a tree passes chunks of
+        512 KiB. LL doubles the bytes. NCCL does not know α, so it may take what is slower here; and where it changes
+        its mind, more bytes or a higher B can take longer, or less.
+    ``nccl-gpudirect``
+        The same where NCCL may take LL128, too: InfiniBand or RoCE with GPUDirect RDMA.
     ``link``
         α + n/B: one transfer over one link, as ``ddplab.runtime.slowlink`` emulates it; ``ranks`` matters only if 1.
 
@@ -122,8 +131,19 @@ class Link:
             pairs, single = divmod((p - 1) * per_chunk - 1, 2)  # what starts before the last segment of a phase
             before_s = pairs * max(2 * segment_s, alpha + segment_s) + single * segment_s
             return 2 * (before_s + alpha + segment_s)
+        if self.algorithm in ("nccl", "nccl-gpudirect"):
+            choice = nccl_choice(nbytes, p, rate, gpudirect=self.algorithm == "nccl-gpudirect")
+            return nccl_seconds(nbytes, p, alpha, rate, choice.algorithm, choice.protocol)
         hops, volume = hops_and_volume(self.algorithm, p)
         return hops * alpha + volume * nbytes / rate
+
+    def least_seconds(self, nbytes: float) -> float:
+        """Return a time below which no messages of ``nbytes`` together get, however they are cut."""
+        if self.algorithm not in ("nccl", "nccl-gpudirect"):
+            return self.seconds(nbytes)  # one message: two never cost less
+        at_least_zero("nbytes", nbytes)
+        p = self.ranks
+        return 0.0 if p == 1 else self.latency_s + 2 * (p - 1) / p * nbytes / self.bytes_per_s
 
 
 def hops_and_volume(algorithm: str, p: int) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from .buckets import assign
 from .checks import MOST, at_least_zero, count
+from .link import Link
 
 Gradient = tuple[float, int]  # (ready, in s from the start of the backward; bytes)
 
@@ -55,7 +56,7 @@ class Step:
         exposed_s: communication that the step waits for, after the backward.
         overlapped_s: communication that the backward hides; exposed + overlapped = communication.
         lower_bound_s: no buckets can do better: forwards, the backwards without communication, the larger of the
-            last backward and one transfer of all bytes, optimizer.
+            last backward and one transfer of all bytes (``least_seconds`` of a ``Link``), optimizer.
         timeline: the transfers, in the order in which the link serves them.
     """
 
@@ -152,7 +153,8 @@ def simulate_step(
             free = start + duration
             communication += duration
             timeline.append(Transfer(number, nbytes, ready, start, free))
-        whole = link.seconds(sum(nbytes for _, nbytes in gradients))
+        least = link.least_seconds if isinstance(link, Link) else link.seconds
+        whole = least(sum(nbytes for _, nbytes in gradients))
     exposed = min(max(0.0, free - backward_end), communication)
     return Step(
         step_s=max(backward_end, free) + optimizer_s,

@@ -12,7 +12,13 @@ from .edition import Edition
 
 # Groups of labs, the most valuable first, each with its reason. What is in none comes after, in reading order.
 ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("only a GPU can tell", ()),
+    (
+        "only a GPU can tell",
+        (
+            *("host-runs-ahead", "gpu-memory", "cost-of-ddp", "mfu", "batch-fills-card", "cuda-trace"),
+            *("sm-contention", "pinned-memory", "cuda-graphs", "gpu-precision", "nccl-at-fault", "bus-bandwidth"),
+        ),
+    ),
     (
         "what every reader asks of a machine: its link, its best bucket size, what overlap hides",
         ("tune-buckets", "bucket-sweep", "overlap-on-and-off", "first-bucket", "predict-then-measure", "slow-link"),
@@ -34,7 +40,7 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("hello-ranks", "nccl-failures", "launch-and-torchrun"),
     ),
 )
-CHAPTERS = ("idea", "internals", "from_scratch", "museum", "setup", "debugging", "performance", "checkpointing")
+CHAPTERS = ("idea", "internals", "gpu", "from_scratch", "museum", "setup", "debugging", "performance", "checkpointing")
 
 # Assumptions of the estimate, not measurements: the book has not been recorded on a GPU yet.
 CUDA_START_S = 2.0  # for each launch: its ranks make their CUDA contexts side by side
@@ -77,7 +83,8 @@ class Times:
         beside = (Edition(path.parent) for path in sorted(edition.folder.parent.glob("*/manifest.json")))
         known = cls({}, {}, [])
         for one in (edition, *(other for other in beside if other != edition)):
-            labs = {name: _seconds(kept, here) for name, kept in one.labs().items()}
+            # One that could not run took no time to find that out; what it takes is not known.
+            labs = {name: _seconds(kept, here) for name, kept in one.labs().items() if not kept.get("needs")}
             tests = {kept["test"]: _seconds(kept, here) for kept in one.results().values()}
             if labs.keys() - known.labs.keys() or tests.keys() - known.tests.keys():
                 known = cls({**labs, **known.labs}, {**tests, **known.tests}, [*known.sources, one.name])

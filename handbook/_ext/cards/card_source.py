@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from docutils.parsers.rst import directives
 
 LEVELS = ("core", "deep", "staff")
 OPTIONS: dict[str, Any] = dict.fromkeys(("question", "level", "evidence"), directives.unchanged)
+OPTIONS["ordered"] = directives.flag
 _PARTS = {"interview": ("depth", "follow-ups"), "quiz": ("why",)}
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _OPTION = re.compile(r"[-*] \[([ xX])\] +(.+)")
@@ -105,6 +107,8 @@ def parse_card(kind: str, name: str, options: dict[str, Any], body: Passage, pat
         parts["answer"] = head
     else:
         choices = tuple(_choices(head, wrong))
+        if "ordered" not in options:
+            choices = _shuffled(choices, name)
         if len(choices) < 2:
             raise wrong("needs at least two options, such as '- [x] around both'")
         if not any(choice.right for choice in choices):
@@ -113,6 +117,11 @@ def parse_card(kind: str, name: str, options: dict[str, Any], body: Passage, pat
             raise wrong("does not say why; add '+++ why' and the reason")
     pairs = tuple((word[1], word[2]) for word in evidence if not isinstance(word, str))
     return Card(kind, name, question, level, pairs, parts, choices, path, line)
+
+
+def _shuffled(choices: tuple[Option, ...], name: str) -> tuple[Option, ...]:
+    """The same options in an order that follows from the id alone, so every form of the book and every build agree."""
+    return tuple(sorted(choices, key=lambda choice: sha256(f"{name} {choice.text}".encode()).digest()))
 
 
 def _split(body: Passage) -> Iterator[tuple[str, Passage]]:

@@ -46,7 +46,7 @@ def _card(app: Sphinx, lab: Lab) -> nodes.container:
     if figure := next((figure for block in evidence["blocks"] for figure in block.get("figures", ())), None):
         card += lab_picture(file=str(labs.ROOT / evidence["folder"] / figure["file"]))
     link = cross_reference(docname, "std:doc", f"/{lab.docname}", title)
-    facts = " · ".join(filter(None, [seconds(evidence), ranks_text(evidence["launches"])]))
+    facts = " · ".join(filter(None, [evidence.get("needs"), seconds(evidence), ranks_text(evidence["launches"])]))
     download = nodes.inline("", " · ", script_download(docname, lab, "script"), classes=["no-print"])
     card += nodes.paragraph("", "", link, classes=["lab-card-title"])
     card += nodes.paragraph("", question)

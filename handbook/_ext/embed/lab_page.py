@@ -39,9 +39,12 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
     if said and evidence["launches"]:
         raise BuildError(f"{lab.script} says '# runs nothing:', and launches ranks; take the comment out")
     text = f"No rank ran for this page, and no time was measured: {said}." if said else stamp_text(evidence)
-    stamp = nodes.paragraph("", text, classes=["stamp"])
+    top: list[nodes.Element] = [nodes.paragraph("", text, classes=["stamp"])]
+    if reason := not_shown(evidence):
+        note = nodes.note("", nodes.paragraph("", reason))
+        top = [*top, note] if evidence.get("failed") else [note]  # what did not run has no machine to name
     below = title.parent.index(title) + 1
-    title.parent[below:below] = [stamp, _how_to_run(app, lab, evidence)]
+    title.parent[below:below] = [*top, _how_to_run(app, lab, evidence)]
     for downloads in list(doctree.findall(nodes.container)):
         if "sphx-glr-footer" in downloads["classes"]:  # the script stands above, and a notebook cannot launch ranks
             downloads.parent.remove(downloads)
@@ -56,8 +59,6 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
         shown = fold(block, str(lab.script.relative_to(labs.ROOT)))
         below = shown.parent.index(shown) + 1
         shown.parent[below:below] = outputs
-    if reason := not_shown(evidence):
-        stamp.parent.insert(stamp.parent.index(stamp) + 1, nodes.note("", nodes.paragraph("", reason)))
 
 
 def _how_to_run(app: Sphinx, lab: Lab, evidence: dict[str, Any]) -> nodes.paragraph:
@@ -81,7 +82,7 @@ def script_download(docname: str, lab: Lab, text: str) -> addnodes.download_refe
 def seconds(evidence: dict[str, Any]) -> str:
     """How long it ran when it was recorded, in whole seconds; empty if that is not known."""
     took = evidence.get("seconds")
-    return f"{max(1, round(took))} s" if took else ""
+    return f"{max(1, round(took))} s" if took and not evidence.get("needs") else ""
 
 
 def not_shown(evidence: dict[str, Any]) -> str:
@@ -90,7 +91,8 @@ def not_shown(evidence: dict[str, Any]) -> str:
         error = evidence["failed"].splitlines()[-1]
         return f"Does not hold here: on the machine of this edition the lab ended with {error}"
     if evidence.get("needs"):
-        return f"Not shown here: the lab {evidence['needs']}."
+        reason = evidence["needs"]
+        return f"{reason[:1].upper()}{reason[1:]}: not run in this edition."
     return "" if evidence["edition"] else "This lab has not been run yet."
 
 

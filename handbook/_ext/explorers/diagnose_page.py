@@ -21,6 +21,7 @@ from ddplab.diagnose.tables import TABLES
 
 from ..markup import close, has_folds
 from ..problems import BuildError
+from .error_index import page_name
 
 SCRIPTS = ("diagnose_engine.js", "diagnose.js")  # in the order in which a page loads them
 
@@ -61,7 +62,8 @@ def with_other_entries(app: Sphinx, env: BuildEnvironment, *_: Any) -> list[str]
 def visit(self: HTML5Translator, node: nodes.Element) -> None:
     """The element in a browser, a plain block elsewhere."""
     if has_folds(self.builder):
-        errors = self.builder.get_relative_uri(self.builder.current_docname, _errors_page(self.builder.env))
+        here, index = self.builder.current_docname, _errors_page(self.builder.env)
+        errors = self.builder.get_relative_uri(here, page_name(index, "")).removesuffix(".html")
         self.body.append(f'<ddp-diagnose errors="{errors}">\n')
         self.body.append(f'<script type="application/json">{node["data"]}</script>\n<div class="diagnose-instead">\n')
         self.context.append("</div>\n</ddp-diagnose>\n")

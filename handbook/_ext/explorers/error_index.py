@@ -1,7 +1,7 @@
 """``{error-index}``: every entry of ``ddplab diagnose`` as a section that can be linked to, read, printed and searched.
 
-An entry is one file of gallery/ddplab/diagnose/entries. The label of its section is ``error-<id>``. In a browser an
-entry is folded below its title and message, and ``list-filter.js`` finds one by words or by a line of a log.
+An entry is one file of gallery/ddplab/diagnose/entries. The label of its section is ``error-<id>``. In a browser the
+index keeps a line of each entry, found by ``list-filter.js``, and `error_pages` gives the entry a page of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
@@ -44,7 +45,11 @@ _ROLES = {
 
 
 class error_entry(nodes.container):  # noqa: N801  docutils names nodes so
-    """The body of an entry, which flashcards are made from; attributes ``entry_id`` and ``says``."""
+    """The body of an entry, which pages and flashcards are made from; attributes ``entry_id`` and ``says``.
+
+    Its children: the message, where it was seen, then the parts; the first paragraph of a part has the attribute
+    ``part``, the words that it begins with.
+    """
 
 
 def literal_parts(entry: Entry) -> list[list[str]]:
@@ -55,7 +60,12 @@ def literal_parts(entry: Entry) -> list[list[str]]:
         pieces = [piece for piece in pieces if len(piece) >= 4]
         if sum(map(len, pieces)) >= 16:
             found.append(pieces)
-    return [pieces for place, pieces in enumerate(found) if pieces not in found[:place]]
+    wider = sorted(found, key=lambda pieces: sum(map(len, pieces)))  # what has a longer one has its part
+    return [
+        pieces
+        for place, pieces in enumerate(wider)
+        if not any(all(any(part in piece for piece in pieces) for part in other) for other in wider[:place])
+    ]
 
 
 class ErrorIndex(SphinxDirective):
@@ -70,6 +80,9 @@ class ErrorIndex(SphinxDirective):
         for name in found:
             self.env.note_dependency(str(FOLDER / f"{name}.toml"))
         ordered = sorted(found.items(), key=lambda item: item[1].title.lower())
+        self.env.metadata[self.env.docname]["errors"] = [
+            name for area in AREAS for name, entry in ordered if entry.area == area
+        ]
         sections = []
         for area, title in AREAS.items():
             section = nodes.section("", nodes.title("", title), ids=[f"errors-{area}"])
@@ -88,17 +101,21 @@ class ErrorIndex(SphinxDirective):
         body = error_entry("", message, seen, entry_id=name, says=literal_parts(entry), classes=["error-entry"])
         for words, text in (("Each rank", entry.ranks), ("Cause", entry.cause)):
             body.extend(self._part(words, text))
-        body += nodes.paragraph("", "", nodes.strong("", "Run"), nodes.Text(". "), *self._run(name, entry))
+        body += self._labeled("Run", *self._run(name, entry))
         for words, text in (("Fix", entry.fix), ("To be sure", entry.collect)):
             body.extend(self._part(words, text))
         if entry.see or entry.links:
-            body += nodes.paragraph("", "", nodes.strong("", "Read"), nodes.Text(". "), *self._read(entry))
+            body += self._labeled("Read", *self._read(entry))
         section += body
         return section
 
     def _inline(self, text: str) -> list[nodes.Node]:
         found, messages = self.parse_inline(text, lineno=self.lineno)
         return [*found, *messages]
+
+    @staticmethod
+    def _labeled(words: str, *content: nodes.Node) -> nodes.paragraph:
+        return nodes.paragraph("", "", nodes.strong("", words), nodes.Text(". "), *content, part=words)
 
     def _part(self, words: str, text: str) -> list[nodes.Node]:
         """A text of the entry; the label ``words`` runs into its first paragraph."""
@@ -107,12 +124,10 @@ class ErrorIndex(SphinxDirective):
         part = nodes.Element()
         lines = StringList(text.strip().splitlines(), source=str(FOLDER))
         self.state.nested_parse(lines, self.content_offset, part)
-        if not isinstance(part.next_node(), nodes.paragraph):
-            part.insert(0, nodes.paragraph())
-        first = part[0]
-        assert isinstance(first, nodes.paragraph)
-        first[:0] = [nodes.strong("", words), nodes.Text(". ")]
-        return list(part.children)
+        first = part.next_node()
+        if not isinstance(first, nodes.paragraph):
+            return [self._labeled(words), *part.children]
+        return [self._labeled(words, *first.children), *part.children[1:]]
 
     def _run(self, name: str, entry: Entry) -> list[nodes.Node]:
         """Where it was reproduced, or why not."""
@@ -142,36 +157,36 @@ class ErrorIndex(SphinxDirective):
         return node
 
 
-class FoldEntries(SphinxPostTransform):
-    """In a browser: fold every entry, with as few elements as it takes; leave a place for the filter."""
+class ListEntries(SphinxPostTransform):
+    """In a browser: keep a line of every entry, with as few elements as it takes; leave a place for the filter."""
 
     default_priority = 700  # after references are resolved
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""
         found = list(self.document.findall(error_entry)) if has_folds(self.app.builder) else []
-        if found:
-            area = found[0].parent.parent
-            area.parent.insert(area.parent.index(area), _html(_FILTER))
-        for body in found:
-            section = body.parent
-            assert isinstance(section, nodes.section)
-            for literal in list(section.findall(nodes.literal)):  # docutils writes an element for each word
-                literal.replace_self(_html(f'<code class="literal">{escape(literal.astext(), quote=False)}</code>'))
-            for shown in [one for one in section.findall(nodes.inline) if isinstance(one.parent, nodes.reference)]:
-                shown.parent.replace(shown, shown.children)
-            message, *rest = body.children
-            run = next(part for part in rest if part.children and part.children[0].astext() == "Run")
-            rest.remove(run)
-            seen = rest[0]
-            assert isinstance(seen, nodes.paragraph)
-            seen += [nodes.Text(" "), *run.children[2:]]  # to where it was seen, without its label
-            says = escape(json.dumps(body["says"], ensure_ascii=False))
-            begin = _html(f'<details class="error-entry" data-says="{says}">\n<summary><h3>')
-            said = f'</h3><code class="error-message">{escape(message.astext(), quote=False)}</code></summary>\n'
-            title = section[0]
-            section.clear()
-            section += [begin, *title.children, _html(said), *rest, _html("</details>\n")]
+        areas = list(dict.fromkeys(body.parent.parent for body in found))
+        if areas:
+            areas[0].parent.insert(areas[0].parent.index(areas[0]), _html(_FILTER))
+        for area in areas:
+            lines = [self._line(body) for body in area.findall(error_entry)]
+            area[1:] = [_html('<ul class="error-list">\n'), *lines, _html("</ul>\n")]
+
+    def _line(self, body: error_entry) -> nodes.raw:
+        page = page_name(self.env.docname, body["entry_id"])
+        address = self.app.builder.get_relative_uri(self.env.docname, page)
+        title = "".join(_as_html(part) for part in body.parent.children[0].children)
+        says = escape(json.dumps(body["says"], ensure_ascii=False))
+        message = escape(body[0].astext(), quote=False)
+        return _html(
+            f'<li id="{body.parent["ids"][0]}" data-says="{says}"><a href="{address}">{title}</a>\n'
+            f"<code>{message}</code></li>\n"
+        )
+
+
+def _as_html(node: nodes.Node) -> str:
+    text = escape(node.astext(), quote=False)
+    return f"<code>{text}</code>" if isinstance(node, nodes.literal) else text
 
 
 _FILTER = '<form class="list-filter"></form>\n'
@@ -181,6 +196,11 @@ def _html(text: str) -> nodes.raw:
     return nodes.raw("", text, format="html")
 
 
+def page_name(index: str, name: str) -> str:
+    """The page of an entry, beside its index."""
+    return f"{index}/{name}"
+
+
 def add_script(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
     """Only the page that lists errors loads what filters them; beside it stand its areas, without their entries."""
     if has_folds(app.builder) and doctree and any(one.astext() == _FILTER for one in doctree.findall(nodes.raw)):
@@ -188,10 +208,17 @@ def add_script(app: Sphinx, pagename: str, template: str, context: dict[str, Any
         context["toc"] = re.sub(r"<ul>(?:(?!</?ul>).)*</ul>", "", context["toc"], flags=re.DOTALL)  # innermost lists
 
 
+def with_other_entries(app: Sphinx, env: BuildEnvironment, *_: Any) -> list[str]:
+    """The index is read again when entries have come or gone."""
+    names = sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return [name for name, facts in env.metadata.items() if sorted(facts.get("errors", names)) != names]
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive; outside of a browser the body of an entry is written as any container."""
     app.add_node(error_entry)
     app.add_directive("error-index", ErrorIndex)
-    app.add_post_transform(FoldEntries)
+    app.add_post_transform(ListEntries)
     app.connect("html-page-context", add_script)
+    app.connect("env-get-outdated", with_other_entries)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

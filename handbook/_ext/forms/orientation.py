@@ -116,6 +116,7 @@ def add_places(app: Sphinx, page: str, template: str, context: dict[str, Any], d
     context["path"] = _path(places, page, link)
     context["book_nav"] = "".join(_part(places, part, page, link) for part in places.parts)
     context["with_header"] = with_header
+    context["toctree"] = lambda **_: ""  # the theme would make its own navigation for each page; ours takes its place
 
 
 def with_header(whole: str, ours: str) -> str:

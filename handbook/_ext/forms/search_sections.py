@@ -15,6 +15,8 @@ import tomllib  # type: ignore[import-not-found]  # the book is built with 3.11 
 from docutils import nodes
 from sphinx.application import Sphinx
 
+from ..explorers.error_index import error_entry
+from ..explorers.error_pages import pages
 from ..problems import BuildError
 
 TEXT_LENGTH = 1500  # characters of a section that are searched; what a section is about stands at its start
@@ -41,6 +43,7 @@ def collect(app: Sphinx, document: nodes.document) -> None:
     page = titles[0] if titles else docname
     app.env.metadata[docname]["search"] = [  # Sphinx keeps it, drops it and merges it with the document
         {"ids": ids, "title": title, "page": page, "depth": depth, "kind": kind_of(docname, ids), **_words(section)}
+        | _says(section)
         for section in document.findall(nodes.section)
         for ids, depth in [_place(section)]
         if ids and (title := section.next_node(nodes.title).astext())  # type: ignore[union-attr]
@@ -66,6 +69,12 @@ def _words(section: nodes.section) -> dict[str, str]:
     return {"text": _short(text), "code": _short(code)}
 
 
+def _says(section: nodes.section) -> dict[str, list[list[str]]]:
+    """What a line of a log has if it is the message of this section."""
+    body = next((one for one in section.children if isinstance(one, error_entry)), None)
+    return {"says": body["says"]} if body is not None else {}
+
+
 def _short(pieces: list[str]) -> str:
     return " ".join(" ".join(dict.fromkeys(pieces)).split())[:TEXT_LENGTH]
 
@@ -87,10 +96,13 @@ def write_file(app: Sphinx, exception: Exception | None) -> None:
         return
     words = Path(app.srcdir, "search.toml")
     known = tomllib.loads(words.read_text(encoding="utf-8")) if words.is_file() else {"words": {}, "sections": {}}
+    own = pages(app.env)
     sections = [
-        {**section, "at": app.builder.get_target_uri(docname), "asked": _asked(section["ids"], known["sections"])}
+        {**section, "at": app.builder.get_target_uri(page or docname), "to": "" if page or top else section["ids"][0]}
+        | {"asked": _asked(section["ids"], known["sections"])}
         for docname, facts in sorted(app.env.metadata.items())
         for section in facts.get("search", ())
+        for page, top in [(own.get(section["ids"][0]), section["title"] == section["page"])]
     ]
     if unknown := known["sections"].keys() - {name for section in sections for name in section["ids"]}:
         raise BuildError(f"{words.name}: the book has no section {', '.join(sorted(unknown))}")
@@ -112,4 +124,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("build-finished", write_file)
     app.add_js_file("search.js", loading_method="defer")
     app.add_css_file("search.css")
-    return {"env_version": 2, "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"env_version": 3, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,150 @@
+"""
+bf16, fp16 and the scaler
+=========================
+
+What does each number format gain on this card, and what does ``GradScaler`` cost a step?
+It serves :ref:`gpu-precision`.
+"""
+
+# %%
+# What it will show
+# -----------------
+# The same model in fp32, in bf16, and in fp16 with a scaler: time and memory of a step, and how often the step makes the host wait for the GPU.
+# The scaler must know on the host whether a gradient overflowed, so expect its step to wait once and the others not at all.
+# Then a scale that is far too large: the first steps are skipped, each halves the scale, and training goes on.
+# On several GPUs, the all-reduce in bf16 (``bf16_compress_hook``) beside the usual one.
+
+import warnings
+
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from ddplab import device, launch, record
+from ddplab.labs.gpt import GPT
+from ddplab.labs.gpu import gpu_times_ms, needs_gpus
+from ddplab.labs.plotting import ACCENT, INK, describe, name_rows, subplots
+from ddplab.runtime.clock import now
+
+MODEL = {"width": 1024, "layers": 8, "heads": 16, "tokens": 512, "vocabulary": 8192}
+BATCH = 8
+TOO_LARGE, TRIES = 2.0**40, 40
+FORMATS = {"fp32": None, "bf16": torch.bfloat16, "fp16 + scaler": torch.float16}
+
+
+def trainer(dtype, init_scale=2.0**10, hook=None):
+    """A step, its scaler, and its model."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
+    here = device()
+    model = GPT(**MODEL).to(here)
+    ddp = DistributedDataParallel(model, device_ids=[here], gradient_as_bucket_view=True)
+    if hook:
+        ddp.register_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler(
+        here.type, init_scale=init_scale, enabled=dtype is torch.float16
+    )
+    text = model.text(BATCH, here)
+
+    def step():
+        with torch.autocast(here.type, dtype=dtype, enabled=dtype is not None):
+            loss = ddp(text)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    return step, scaler
+
+
+def waits(step):
+    """How often torch warns that a call made the host wait."""
+    now()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(one.message) for one in caught)
+
+
+def worker(name):
+    step, _ = trainer(FORMATS[name])
+    ms = gpu_times_ms({"": step}, rounds=10)[""]
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    now()
+    return ms, torch.cuda.max_memory_allocated() / 2**20, waits(step)
+
+
+def overflow():
+    """The scale after each step, until it holds."""
+    step, scaler = trainer(torch.float16, init_scale=TOO_LARGE)
+    scales = [scaler.get_scale()]
+    for _ in range(TRIES):
+        step()
+        scales.append(scaler.get_scale())
+        if scales[-1] == scales[-2]:
+            break
+    return scales
+
+
+def hooked():
+    plain, _ = trainer(torch.bfloat16)
+    small, _ = trainer(torch.bfloat16, hook=default_hooks.bf16_compress_hook)
+    return gpu_times_ms({"fp32 buckets": plain, "bf16 buckets": small}, rounds=10)
+
+
+# %%
+# Run it
+# ------
+
+gpus = needs_gpus()
+results = {name: launch(worker, 1, name, quiet=True)[0] for name in FORMATS}
+print("                  step ms   peak MiB   waits per step")
+for name, (ms, mib, waited) in results.items():
+    print(f"{name:15} {ms:9.2f} {mib:10.0f} {waited:12}")
+scales = launch(overflow, 1, quiet=True)[0]
+print(f"scale: from 2^40, {len(scales) - 2} steps skipped, then {scales[-1]:g}")
+if gpus > 1:
+    for name, ms in launch(hooked, gpus, quiet=True)[0].items():
+        print(f"{gpus} ranks, {name}: {ms:.2f} ms")
+
+# %%
+
+# drawing
+fig, (left, right) = subplots(1, 2, height_in=2.2, sharey=True)
+describe(fig, "Time and peak memory of a step in each format")
+for row, (ms, mib, _) in enumerate(results.values()):
+    left.barh(row, ms, color=ACCENT, ec=INK, lw=0.6)
+    right.barh(row, mib, color=ACCENT, ec=INK, lw=0.6)
+name_rows(left, list(results))
+left.set_title("ms per step")
+right.set_title("peak MiB")
+
+# %%
+# Takeaway
+# --------
+
+fastest = min(results, key=lambda name: results[name][0])
+gain = results["fp32"][0] / results[fastest][0]
+more = results["fp16 + scaler"][0] / results["bf16"][0]
+print(f"{fastest} is fastest: 1/{gain:.2f} of fp32's time.")
+print(
+    f"fp16 with a scaler takes {more:.2f} times bf16's time, and waits {results['fp16 + scaler'][2]} times per step."
+)
+record(gain=gain, scaler_over_bf16=more, scaler_waits=results["fp16 + scaler"][2])
+record(skipped=len(scales) - 2)
+record("MiB", **{f"peak_{name[:4]}": mib for name, (_, mib, _) in results.items()})
+
+# %%
+# Change it: predict, then run
+# ----------------------------
+# Begin with a scale of 2^8. How many steps are skipped, and when does the scale first grow?
+#
+# What this does not mean
+# -----------------------
+# That bf16 trains as well as fp32 for every model: this lab times steps and looks at no loss.

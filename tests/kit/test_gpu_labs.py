@@ -1,0 +1,121 @@
+"""A rehearsal of the labs that need a GPU: each runs whole on simulated GPUs, with tiny sizes.
+
+It shows that a lab's code runs to its end, prints, draws and records. It shows nothing of a GPU: its times are the
+CPU's, its memory is counted only, gloo plays NCCL (see ``tests/simulated``).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddplab.recording import plan
+from ddplab.recording.labs import record_lab
+from ddplab.recording.script import lab_id
+from ddplab.runtime.needs import NotShownHere
+
+ROOT = Path(__file__).parents[2]
+LABS = {lab_id(script): script for script in sorted((ROOT / "gallery/gpu").glob("plot_*.py"))}
+TINY = '{"width": 32, "layers": 1, "heads": 2, "tokens": 8, "vocabulary": 64}'
+SMALL = {  # the constants of a lab that make it heavy -> what they are here
+    "host-runs-ahead": {"SIZE": "64", "BUSY_MS": "1"},
+    "gpu-memory": {"MODEL": TINY, "BATCH": "2", "HOLES": "4", "HOLE_MIB": "1"},
+    "cost-of-ddp": {"SHAPES": '{"many small": (4, 16, 4), "few large": (2, 32, 8)}'},
+    "mfu": {"MODEL": TINY, "BATCH": "2", "SIZE": "64"},
+    "batch-fills-card": {"MODEL": TINY, "MOST": "4"},
+    "cuda-trace": {"MODEL": TINY, "BATCH": "2"},
+    "sm-contention": {"SIZE": "64", "PRODUCTS": "2", "COPY_MIB": "1", "BLOCKS": "(1, 4)"},
+    "pinned-memory": {"MIB": "1", "BATCHES": "3", "SIZE": "64"},
+    "cuda-graphs": {"LAYERS": "2", "WIDTH": "16", "STEPS": "3"},
+    "gpu-precision": {"MODEL": TINY, "BATCH": "2"},
+    "nccl-at-fault": {"LATE_S": "1"},
+    "bus-bandwidth": {"SIZES": "(2**12, 2**16)", "MODEL": TINY, "BATCH": "2"},
+}
+DRIVER = """
+import json, re, sys
+from pathlib import Path
+from ddplab.recording.script import run
+from ddplab.runtime import evidence
+
+folder, told = Path(sys.argv[1]), {}
+for script, small in json.loads(sys.argv[2]):
+    text, script = Path(script).read_text(), folder / Path(script).name
+    for name, value in small.items():  # a line such as NAME = 1, or a part of A, B = 1, 2
+        alone = re.compile(rf"(?m)^{name} = .*$")
+        pair = re.compile(rf"(?m)^(?=[A-Z_, ]*{name}[ ,])([A-Z_]+(?:, [A-Z_]+)+ = .*)$")
+        if alone.search(text):
+            text = alone.sub(lambda found: f"{name} = {value}", text)
+        else:
+            text, changed = pair.subn(lambda found: f"{found[0]}; {name} = {value}", text)
+            assert changed == 1, (script, name)
+    script.write_text(text)
+    evidence.begin(folder / "evidence.json")
+    outcome = run(script, lambda figure, number: f"{number}")
+    kept = evidence.end()
+    told[script.name] = {**vars(outcome), "values": kept["values"], "launches": kept["launches"]}
+print("\\n" + json.dumps(told))
+"""
+
+
+def rehearsed(labs, gpus, folder):
+    path = f"{ROOT / 'tests' / 'simulated'}:{ROOT / 'gallery'}"
+    env = {**os.environ, "SIMULATED_GPUS": str(gpus), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
+    env |= {"PATH": f"{ROOT / 'tests' / 'simulated'}:{os.environ['PATH']}"}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    wanted = [(str(LABS[lab]), SMALL[lab]) for lab in labs]
+    command = [sys.executable, "-c", DRIVER, str(folder), json.dumps(wanted)]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("half", [0, 1], ids=["even", "odd"])
+def test_a_lab_on_gpus_runs_to_its_end_in_rehearsal(gpus, half, tmp_path):
+    """On one and on two simulated GPUs: outputs, figures, values and ranks, whatever the numbers."""
+    labs = list(LABS)[half::2]
+    told = rehearsed(labs, gpus, tmp_path)
+    for lab in labs:
+        kept = told[LABS[lab].name]
+        assert not kept["failed"], kept["failed"]
+        assert not kept["needs"]
+        assert kept["values"], lab
+        assert sum("printed" in block for block in kept["blocks"]) >= 2, lab
+        assert kept["launches"], lab
+        if gpus > 1:
+            assert max(launch["ranks"] for launch in kept["launches"]) == gpus, lab
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_without_a_gpu_a_lab_says_what_it_needs_and_shows_no_number(lab, monkeypatch):
+    """Recorded as not run: no output, no figure, no value; and it says how to read what it would show."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    kept, figures = record_lab(lab, LABS[lab])
+    assert kept["needs"] == "needs a GPU", kept.get("failed")
+    assert "failed" not in kept
+    assert not any(kept["blocks"][number].keys() - {"code"} for number in range(len(kept["blocks"])))
+    assert (figures, kept["values"], kept["launches"]) == ({}, {}, [])
+    text = LABS[lab].read_text(encoding="utf-8")
+    for heading in ("What it will show", "Takeaway", "Change it: predict, then run", "What this does not mean"):
+        assert f"# {heading}\n# ---" in text, heading
+
+
+def test_the_labs_that_need_a_gpu_come_first_where_there_is_one():
+    """The recorder knows all of them."""
+    assert set(plan.ORDER[0][1]) == set(LABS) == set(SMALL)
+
+
+def test_a_lab_needs_as_many_gpus_as_it_says(monkeypatch):
+    """It counts those that this machine shows, at most eight."""
+    from ddplab.labs import gpu
+
+    monkeypatch.setattr(gpu, "cards", lambda: [{}] * 9)
+    assert gpu.needs_gpus() == 8
+    assert gpu.worlds(8) == [1, 8]
+    monkeypatch.setattr(gpu, "cards", lambda: [{}])
+    assert gpu.worlds(gpu.needs_gpus()) == [1]
+    with pytest.raises(NotShownHere, match="needs 2 GPUs; this machine has 1"):
+        gpu.needs_gpus(2)
