@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from ..evidence import labs
-from ..evidence.lab_pieces import EmbedError, between, function_source, some_lines, stamp_text
+from ..evidence.lab_pieces import EmbedError, between, function_source, runs_nothing, some_lines, stamp_text
 from ..markup import captioned, cross_reference
 from ..problems import BuildError, suggestion, warn_at
 from .lab_page import figure_uri, not_shown
@@ -66,7 +66,8 @@ class Embed(SphinxDirective):
     def stamp(self, lab: labs.Lab) -> nodes.paragraph:
         """What it ran on, as a link to the lab where the lab is part of the same project."""
         self.env.note_dependency(str(lab.shown_file(self.config)))
-        stamp = self.link(lab, stamp_text(labs.lab_evidence(lab, self.config)))
+        said = runs_nothing(lab.script)  # the machine that drew it says nothing about what is shown
+        stamp = self.link(lab, f"Nothing ran, {said}" if said else stamp_text(labs.lab_evidence(lab, self.config)))
         stamp["lab"], stamp["ran"] = lab.id, True  # for `section_stamps`
         return stamp
 
