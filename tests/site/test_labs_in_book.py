@@ -69,6 +69,7 @@ SMALL_OR_CUT = """() => {
         if (e.scrollWidth <= e.clientWidth + 1 || !e.clientWidth) continue;
         const style = getComputedStyle(e);
         if (style.overflowX === "visible" || style.clip !== "auto" || style.position === "absolute") continue;
+        if (style.textOverflow === "ellipsis") continue;  // says itself that there is more
         if (!style.backgroundImage.includes("gradient")) found.push(`cut: ${e.tagName}.${e.className} ${what(e)}`);
     }
     return found;

@@ -142,7 +142,7 @@ def test_the_navigation_opens_the_part_of_the_page_and_marks_it(opened):
     ]
     assert page.locator(".book-nav [aria-current=page]").inner_text() == "2. One step of DDP"
     folds.nth(2).locator("summary").click()
-    assert page.get_by_role("link", name="12. The fault lab").is_visible()
+    assert page.get_by_role("link", name="13. The fault lab").is_visible()
 
 
 def test_previous_and_next_lead_from_chapter_to_chapter_and_the_path_leads_back(html):
@@ -159,7 +159,7 @@ def test_previous_and_next_lead_from_chapter_to_chapter_and_the_path_leads_back(
         back = read(html, after).select_one("a.prev-page")["href"]
         assert os.path.normpath(os.path.join(os.path.dirname(after), back.rstrip("#") or Path(after).name)) == before
     path = read(html, "repair/faults/killed-rank.html").select_one(".breadcrumbs")
-    assert [step.get_text() for step in path.select("li")][1:3] == ["III. Repair", "12. The fault lab"]
+    assert [step.get_text() for step in path.select("li")][1:3] == ["III. Repair", "13. The fault lab"]
     assert path.select("a")[2]["href"] == "../fault-lab.html"
     part = path.select("a")[1]["href"]
     assert read(html, "index.html").find(id=part.partition("#")[2])
