@@ -21,7 +21,7 @@ from ddplab.diagnose.tables import TABLES
 
 from ..markup import close, has_folds
 from ..problems import BuildError
-from .error_index import page_name
+from .error_index import entry_names, page_name
 
 SCRIPTS = ("diagnose_engine.js", "diagnose.js")  # in the order in which a page loads them
 
@@ -43,20 +43,11 @@ class Diagnose(SphinxDirective):
             raise BuildError(f"diagnose: {error}") from error
         for path in (*FOLDER.glob("*.toml"), TABLES):
             self.env.note_dependency(str(path))
-        self.env.metadata[self.env.docname]["diagnose"] = _names()
+        self.env.metadata[self.env.docname]["diagnose"] = entry_names()
         # Within a script element only "<" could end the element; the rest of HTML has no meaning there.
         node = diagnose_log(data=json.dumps(data, ensure_ascii=False, sort_keys=True).replace("<", "\\u003c"))
         self.state.nested_parse(self.content, self.content_offset, node)
         return [node]
-
-
-def _names() -> list[str]:
-    return sorted(path.name for path in FOLDER.glob("*.toml"))
-
-
-def with_other_entries(app: Sphinx, env: BuildEnvironment, *_: Any) -> list[str]:
-    """The documents to read again because entries have come or gone; a folder as a dependency is always out of date."""
-    return [name for name, facts in env.metadata.items() if facts.get("diagnose", _names()) != _names()]
 
 
 def visit(self: HTML5Translator, node: nodes.Element) -> None:
@@ -91,5 +82,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_node(diagnose_log, html=(visit, close))
     app.add_directive("diagnose", Diagnose)
     app.connect("html-page-context", add_script)
-    app.connect("env-get-outdated", with_other_entries)
+    app.setup_extension("_ext.explorers.error_index")  # reads this page again when entries have come or gone
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -208,10 +208,18 @@ def add_script(app: Sphinx, pagename: str, template: str, context: dict[str, Any
         context["toc"] = re.sub(r"<ul>(?:(?!</?ul>).)*</ul>", "", context["toc"], flags=re.DOTALL)  # innermost lists
 
 
+def entry_names() -> list[str]:
+    """The entries that there are now; a document that shows them notes these in its metadata."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
 def with_other_entries(app: Sphinx, env: BuildEnvironment, *_: Any) -> list[str]:
-    """The index is read again when entries have come or gone."""
-    names = sorted(path.stem for path in FOLDER.glob("*.toml"))
-    return [name for name, facts in env.metadata.items() if sorted(facts.get("errors", names)) != names]
+    """The documents to read again because entries have come or gone; a folder as a dependency is always out of date."""
+    now = entry_names()
+    shown = {
+        name: [facts[key] for key in ("errors", "diagnose") if key in facts] for name, facts in env.metadata.items()
+    }
+    return [name for name, lists in shown.items() if any(sorted(one) != now for one in lists)]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
