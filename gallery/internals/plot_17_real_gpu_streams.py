@@ -21,24 +21,17 @@ from statistics import median
 
 from ddplab import record
 from ddplab.labs.plotting import ACCENT, MUTED, describe, name_rows, subplots
-from ddplab.labs.public_traces import FOLDER, public_trace
+from ddplab.labs.public_traces import FOLDER, JOBS, public_trace
 from ddplab.trace import steps
 
-jobs = {
-    "a100-pair": "two A100, ResNet-50",
-    "a100-of-8": "rank 3 of 8 A100",
-    "v100-pair": "two V100",
-    "of-128-rank-0": "rank 0 of 128",
-    "of-128-rank-1": "rank 1 of 128",
-}
-traces = {name: public_trace(name) for name in jobs}
+traces = {name: public_trace(name) for name in JOBS}
 
 print("                      kernels   asked before it began, ms:  median     most")
 lead = {}
 for name, trace in traces.items():
     lead[name] = [1e3 * (one.start_s - one.launched_s) for one in trace.collectives]
     print(
-        f"{jobs[name]:20}{len(lead[name]):9}{median(lead[name]):35.3f}{max(lead[name]):9.3f}"
+        f"{JOBS[name]:20}{len(lead[name]):9}{median(lead[name]):35.3f}{max(lead[name]):9.3f}"
     )
 record("ms", ahead=median(lead["of-128-rank-0"]), most_ahead=max(lead["of-128-rank-1"]))
 record("µs", behind=1e3 * median(lead["a100-pair"]))
@@ -54,7 +47,7 @@ for name, trace in traces.items():
     for stream in sorted({one.stream for one in trace.collectives}):
         row = [one for one in trace.collectives if one.stream == stream]
         early = sum(after.start_s < before.end_s for before, after in pairwise(row))
-        print(f"{jobs[name]:20}{stream:>9}{len(row):9}{early:17}")
+        print(f"{JOBS[name]:20}{stream:>9}{len(row):9}{early:17}")
         total, together = total + len(row), together + early
     assert not {one.stream for one in trace.collectives} & set(trace.streams)
 assert together == 0
@@ -69,7 +62,7 @@ record(
 
 print("                      kernel      blocks of each")
 widest = 0
-for name in jobs:
+for name in JOBS:
     with gzip.open(FOLDER / f"{name}.json.gz", "rt") as file:
         events = json.load(file)["traceEvents"]
     widths = {}
@@ -78,7 +71,7 @@ for name in jobs:
             kind = event["name"].removeprefix("ncclKernel_").split("_")[0]
             widths.setdefault(kind, set()).add(event["args"]["grid"][0])
     for kind, blocks in sorted(widths.items()):
-        print(f"{jobs[name]:22}{kind:12}{' '.join(map(str, sorted(blocks)))}")
+        print(f"{JOBS[name]:22}{kind:12}{' '.join(map(str, sorted(blocks)))}")
         widest = max(widest, *blocks)
 record(widest=widest)
 

@@ -18,7 +18,7 @@ The traces are public profiler traces of real jobs with NCCL, from HolisticTrace
 from ddplab import record
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, assign
 from ddplab.labs.plotting import ACCENT, RANK_COLORS, describe, name_rows, subplots
-from ddplab.labs.public_traces import public_trace
+from ddplab.labs.public_traces import JOBS, public_trace
 from ddplab.trace import buckets, lateness, steps
 
 
@@ -75,21 +75,14 @@ record(buckets=len(plan), parameters=sum(sizes))
 # *Exposed* is the time in which a kernel of NCCL ran and no other.
 
 print("               step  computes  NCCL  exposed  streams (ms)")
-jobs = {
-    "a100-pair": "two A100, ResNet-50",
-    "a100-of-8": "rank 3 of 8 A100",
-    "v100-pair": "two V100",
-    "of-128-rank-0": "rank 0 of 128",
-    "of-128-rank-1": "rank 1 of 128",
-}
-traces = {name: public_trace(name) for name in jobs}
+traces = {name: public_trace(name) for name in JOBS}
 for name, trace in traces.items():
     step = sorted(steps(trace), key=lambda step: step.seconds)[len(trace.steps) // 2]
     times = (step.seconds, step.computing_s, step.communicating_s, step.exposed_s)
     streams = {one.stream for one in trace.collectives}
     row = "".join(f"{1e3 * seconds:9.1f}" for seconds in times)
     print(
-        f"{jobs[name]:20}{row}  {' '.join(sorted(streams))} beside {' '.join(trace.streams)}"
+        f"{JOBS[name]:20}{row}  {' '.join(sorted(streams))} beside {' '.join(trace.streams)}"
     )
     assert not streams & set(trace.streams)
     record("ms", **{f"{name.replace('-', '_')}_exposed": 1e3 * step.exposed_s})

@@ -86,14 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(refuse_unknown=parser.refuse_unknown)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     given = sys.argv[1:] if argv is None else argv
     if not given:
         print(GREETING, end="")
         return 0
-    if given[0].startswith("-"):
-        parser.refuse_unknown([] if given[0] in ("-h", "--help", "--version") else given[:1])
-    elif given[0] not in COMMANDS:
+    if not given[0].startswith("-") and given[0] not in COMMANDS:
         parser.error(f"there is no command {given[0]!r}{_meant(given[0], list(COMMANDS))}")
     for name, summary in COMMANDS.items():
         description = f"{summary[0].upper()}{summary[1:]}."

@@ -15,6 +15,13 @@ from typing import Any
 from ..trace import Trace, read_trace
 
 FOLDER = Path(__file__).parents[2] / "performance" / "traces"
+JOBS = {  # traces in the folder, in words
+    "a100-pair": "two A100, ResNet-50",
+    "a100-of-8": "rank 3 of 8 A100",
+    "v100-pair": "two V100",
+    "of-128-rank-0": "rank 0 of 128",
+    "of-128-rank-1": "rank 1 of 128",
+}
 _KEPT_ARGUMENTS = (
     "stream",
     "correlation",
