@@ -6,8 +6,7 @@
 
 Rank 0 prints one table; a rank that cannot reach rank 0 prints its own lines. The run ends
 after the first check that finds something wrong. Exit code: 0 nothing is wrong, 1 otherwise.
-No check takes longer than --patience, and no rank waits for another longer than twice that
-plus 5 s.
+No check, and no wait of a rank for another one, takes longer than twice --patience plus 5 s.
 """
 
 import argparse
@@ -481,15 +480,20 @@ class Run:
         self.check = check
         value, wrong = self.bounded(action)
         if wrong:
-            self.store = None
-            self.report(wrong)
+            self.leave(wrong)
         return value
 
     def together(self, check, action, judge):
         """A check on all ranks; on rank 0 ``judge(values)`` gives rows and findings."""
-        self.check = check
+        self.check, store = check, self.store
         value, wrong = self.bounded(action)
-        self.store.set(f"{check}/{self.rank}", json.dumps([value, wrong]))
+        limit_s = 2 * self.patience + 5
+        what = f"no message from rank 0 for {limit_s:g} s"
+        silent = Finding(check, [0], what, "read its own output")
+        late = threading.Timer(limit_s, self.leave, [silent])  # a store may never answer
+        late.daemon = True
+        late.start()
+        store.set(f"{check}/{self.rank}", json.dumps([value, wrong]))
         if self.rank == 0:
             values = self.gather(check)
             if not self.failed():
@@ -498,14 +502,11 @@ class Run:
                 self.found += found
             if self.failed():
                 self.show()
-            self.store.set(f"{check}/verdict", "wrong" if self.failed() else "right")
-        deadline = time.monotonic() + 2 * self.patience + 5
-        while not self.store.check([f"{check}/verdict"]):
-            if time.monotonic() > deadline:
-                what = f"no message from rank 0 for {2 * self.patience + 5:g} s"
-                self.report(Finding(check, [0], what, "read its own output"))
+            store.set(f"{check}/verdict", "wrong" if self.failed() else "right")
+        while not store.check([f"{check}/verdict"]):
             time.sleep(0.02)
-        right = self.store.get(f"{check}/verdict") == b"right"
+        right = store.get(f"{check}/verdict") == b"right"
+        late.cancel()
         if right and wrong:  # rank 0 had not seen it
             self.report(wrong)
         if not right:
@@ -539,6 +540,11 @@ class Run:
     def failed(self):
         """Whether to stop here."""
         return any(finding.level == "WRONG" for finding in self.found)
+
+    def leave(self, finding):
+        """Report it and exit, without another word to the store."""
+        self.store = None
+        self.report(finding)
 
     def report(self, *findings):
         """Report what is wrong when not all ranks can be asked, and exit."""
@@ -578,6 +584,9 @@ class Run:
 
     def exit(self, code):
         """End this process; rank 0, which may hold the store, ends last."""
+        late = threading.Timer(5, os._exit, [code])  # however the store behaves
+        late.daemon = True
+        late.start()
         with suppress(TypeError, AttributeError, dist.DistError):  # without a store, at once
             others = self.me["WORLD_SIZE"] - 1 - len(self.waiting)
             left, deadline = self.store.add("left", int(self.rank > 0)), time.monotonic() + 3

@@ -336,18 +336,33 @@ def test_another_program_has_the_port(here: Sequence[Machine]) -> None:
     assert "ss -ltnp" in said
 
 
+def patched(folder: Path, line: str) -> list[str]:
+    """The command of the recipe after this line, which changes torch."""
+    program = folder / "patched.py"
+    program.write_text(
+        f"import os, runpy, sys, time; import torch.distributed as dist; {line}; sys.argv = sys.argv[1:]; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    return ["python", str(program), str(RECIPE), f"--patience={PATIENCE_S}"]
+
+
 @pytest.mark.full
 def test_a_rank_that_hangs_in_a_check(here: Sequence[Machine], tmp_path: Path) -> None:
     """Inside torch, as far as the program can see; rank 0 has gloo's own bound and says both."""
     port = free_port()
-    hangs = tmp_path / "hangs.py"
-    hangs.write_text(
-        "import runpy, sys, time; import torch.distributed as dist; "
-        "dist.init_process_group = lambda *_, **__: time.sleep(99); sys.argv = sys.argv[1:]; "
-        "runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    command = ["python", str(hangs), str(RECIPE), f"--patience={PATIENCE_S}"]
+    command = patched(tmp_path, "dist.init_process_group = lambda *_, **__: time.sleep(99)")
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": here[0].address, "MASTER_PORT": str(port), **CPU}
     table, _ = ended([*start(here, [0], 2, port), here[0].fork(command, env)])
     assert f"rank 1: not done after {PATIENCE_S + 1} s" in table
     assert "not checked: small all-reduce, large all-reduce" in table
+
+
+@pytest.mark.full
+def test_a_rank_0_that_freezes_holds_nobody(here: Sequence[Machine], tmp_path: Path) -> None:
+    """With it its store is silent, and torch's client waits for that without end, whatever its timeout."""
+    port = free_port()
+    command = patched(tmp_path, "dist.init_process_group = lambda *_, **__: os.kill(os.getpid(), 19)")
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": here[0].address, "MASTER_PORT": str(port), **CPU}
+    here[0].fork(command, env)
+    (said,) = ended(start(here, [1], 2, port))
+    assert f"no message from rank 0 for {2 * PATIENCE_S + 5} s" in said
