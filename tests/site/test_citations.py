@@ -1,4 +1,4 @@
-"""What a claim's ``:known:`` cites exists: the symbol, in that file, at that version.
+"""What a claim's ``:known:``, or prose with NCCL's version, cites exists: the symbol, in that file, at that version.
 
 A citation is written ``` `symbol` in `path/from/the/package.py`, torch 2.13.0 ```; several symbols of one file are
 joined by a comma or "and". Python is looked up in the installed package, without importing it, where its version is
@@ -24,15 +24,29 @@ OURS = ("gallery/", "handbook/", "tests/")
 TOKEN = re.compile(r"`([^`]+)`")
 FILE = re.compile(r"[\w.+-]+(?:/[\w.+-]+)*\.(?:py|cpp|hpp|cc|cuh|cu|h)")
 JOINED = re.compile(r"\s*(?:,|and|, and)\s*")
-VERSION = re.compile(r"\b(torch|NCCL|gloo|accelerate) (\d[\w.]*)")
+VERSION = re.compile(r"\b(torch|NCCL|gloo|accelerate) (\d\w*(?:\.\w+)*)")
+OF_NCCL = re.compile(r"`src/[\w/]+\.\w+`, NCCL \d")
+
+
+def lines():
+    """(place, line) of every line of the book."""
+    for page in sorted((ROOT / "handbook").rglob("*.md")):
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+            yield f"{page.relative_to(ROOT)}:{number}", line
 
 
 def known():
     """(place, text) of every ``:known:`` line of the book."""
-    for page in sorted((ROOT / "handbook").rglob("*.md")):
-        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
-            if line.startswith(":known:"):
-                yield f"{page.relative_to(ROOT)}:{number}", line.removeprefix(":known:").strip()
+    for place, line in lines():
+        if line.startswith(":known:"):
+            yield place, line.removeprefix(":known:").strip()
+
+
+def prose():
+    """(place, citations of NCCL with its version) of every other line that has some."""
+    for place, line in lines():
+        if OF_NCCL.search(line) and not line.startswith(":known:"):
+            yield place, [cited for cited in citations(line)[0] if cited[2] == "NCCL"]
 
 
 def citations(text):
@@ -168,8 +182,17 @@ def test_what_claims_cite_exists():
     assert not wrong, "\n".join(wrong)
 
 
+def test_what_prose_cites_of_nccl_was_read():
+    found = [(place, cited) for place, all_cited in prose() for cited in all_cited]
+    assert found
+    wrong = [f"{place}: {fault}" for place, cited in found for fault in wrong_native(*cited)]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_source_that_was_read_is_cited():
-    cited = {(path, symbol) for _, text in known() for symbols, path, *_ in citations(text)[0] for symbol in symbols}
+    found = [cited for _, text in known() for cited in citations(text)[0]]
+    found += [cited for _, all_cited in prose() for cited in all_cited]
+    cited = {(path, symbol) for symbols, path, *_ in found for symbol in symbols}
     listed = {(entry["path"], symbol) for entry in SOURCES for symbol in entry["symbols"]}
     assert not listed - cited, "sources.toml has what no claim cites"
 
