@@ -74,7 +74,7 @@ for option in ("no option", "process_group", "device_mesh"):
 # %%
 # Why the mesh is kept
 # --------------------
-# ``init_device_mesh`` creates new groups on every call, each with its own sockets, and nothing frees them before the end.
+# ``init_device_mesh`` creates new groups on every call for axes that do not hold all ranks, each with its own sockets, and nothing frees them before the end.
 
 TIMES = 20
 

@@ -38,7 +38,7 @@ except ImportError:  # the kit is not installed
 
 REFUSED, SAVED = 2, 75  # 75 is EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
 STOP = (signal.SIGTERM, signal.SIGUSR1)
-signals = []  # those of STOP as they come; torchrun sends each twice
+signals = []  # those of STOP as they come: Slurm and torchrun may each send one
 kept = []  # the groups, until everything else is gone: see leave()
 
 
@@ -239,8 +239,8 @@ def from_hub(args):
 class Loader(DataLoader):
     """Its workers never see the signals of STOP, which are for the ranks.
 
-    torchrun, Slurm and Kubernetes send them to every process, and a rank whose worker dies of
-    one crashes instead of saving. A process inherits what is blocked when it is started.
+    torchrun and Slurm send them to every process, and a rank whose worker dies of one
+    crashes instead of saving. A process inherits what is blocked when it is started.
     """
 
     def __iter__(self):  # noqa: D105

@@ -49,7 +49,7 @@ print(f"python variables.py: {len(alone)} process, {len(alone[0])} variables")
 # torch.multiprocessing.spawn
 # ---------------------------
 # ``mp.spawn`` starts processes and passes each its number as an argument; it sets no variable.
-# So the program sees what ``spawn.py`` sets by hand, which is the shortest list that works.
+# So the program sees what ``spawn.py`` sets by hand: the four that torch reads, two local numbers, and the threads.
 #
 # .. literalinclude:: /../gallery/recipes/spawn.py
 #    :language: python
@@ -110,7 +110,7 @@ for name, printed in ("torchrun", torchrun("hello_ddp.py", 2)), ("spawn.py", spa
 # * Four variables are the contract: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``.
 #   ``LOCAL_RANK`` is for your program: torch does not read it to form the group.
 # * Plain ``python`` sets none, so ``init_process_group`` fails there; it does not fall back to one process.
-# * torchrun also sets ``OMP_NUM_THREADS=1`` unless you have set it. That is the minimum, not a good value:
+# * For several ranks torchrun also sets ``OMP_NUM_THREADS=1`` unless you have set it. That is the minimum, not a good value:
 #   give each rank the cores of the machine divided by its ranks.
 #
 # What this does not mean

@@ -149,7 +149,7 @@ ax.set_title("Four forgotten lines train another model, two only misreport it")
 # What to notice
 # --------------
 # * Both programs print the same losses; the weights differ by rounding, because a mean of means adds in another order.
-# * Leaving out a line never raises: the ranks train, the loss falls.
+# * Leaving out one of these lines raises nothing: the ranks train, the loss falls.
 # * If you forget to reduce the loss, you have the right model and a wrong report; if you bypass DDP, you have a plausible report and several models.
 #
 # What it does not mean

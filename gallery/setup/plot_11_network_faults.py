@@ -121,7 +121,7 @@ print(seen[wrong_interface])
 # What to notice
 # --------------
 #
-# - A peer that dies is noticed at once, because its host closes the connections; one that falls silent only after a timeout.
+# - On gloo a peer that dies is noticed at once, because its host closes the connections; one that falls silent only after a timeout.
 # - An agent that has lost the store exits when TCP stops resending, after many minutes by default.
 # - Each agent's cause is its own rank: one names a signal, the other a broken connection.
 #   Read the reports of all machines.
