@@ -95,10 +95,10 @@ for ax, name, title in zip(
     step = steps(traces[name])[0]
     for one in step.collectives:
         asked, begun = (1e3 * (t - step.start_s) for t in (one.launched_s, one.start_s))
-        ax.plot([asked, begun], [1, 0.3], color=MUTED, lw=1)
-        ax.plot(asked, 1, "o", color=ACCENT, ms=4)
-        ax.broken_barh([(begun, 1e3 * one.seconds)], (-0.3, 0.6), color=ACCENT, lw=0)
-    name_rows(ax, ["NCCL kernel", "host asks"])
+        ax.plot([asked, begun], [0, 0.7], color=MUTED, lw=1)
+        ax.plot(asked, 0, "o", color=ACCENT, ms=4)
+        ax.broken_barh([(begun, 1e3 * one.seconds)], (0.7, 0.6), color=ACCENT, lw=0)
+    name_rows(ax, ["host asks", "NCCL kernel"])
     ax.set_title(title)
 axes[1].set_xlabel("ms from the start of the step")
 
