@@ -57,7 +57,7 @@ def two_heads_step(model, with_b, factor=1.0):
 
 
 @proves("fault-unused-parameter")
-def test_a_parameter_left_out_on_one_rank():
+def test_a_parameter_left_out_on_some_ranks():
     """Which ranks raise what in which step; with a search or a factor of zero all ranks agree."""
 
     def worker(who, by_factor, options):
@@ -69,7 +69,7 @@ def test_a_parameter_left_out_on_one_rank():
             gradients = two_heads_step(model, with_b, factor)
         return gradients
 
-    for ranks, who in ((2, {1}), (3, {0}), (4, {1, 2})):
+    for ranks, who in ((2, {1}), (4, {0, 2})):
         endings = postmortem(worker, ranks, who, False, {}, env={"TORCH_DISTRIBUTED_DEBUG": "INFO"})
         for e in endings:
             if e.rank in who:
