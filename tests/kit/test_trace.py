@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import re
+import tracemalloc
 
 import pytest
 import torch
@@ -78,7 +80,7 @@ def test_the_command_reads_all_ranks_of_a_folder(gloo, capsys, tmp_path):
     out = capsys.readouterr().out
     assert "rank0.json: rank 0 of 2, CPU, gloo; 3 steps" in out
     assert "2 ranks, 9 collectives compared" in out
-    assert picture.read_text().startswith("<svg")
+    assert [">rank 0<" in picture.read_text(), ">rank 1<" in picture.read_text()] == [True, True]
     assert main(["trace", str(gloo), "--json"]) == 0
     assert [one["rank"] for one in json.loads(capsys.readouterr().out)["traces"]] == [0, 1]
 
@@ -93,7 +95,7 @@ def test_exposed_is_what_runs_beside_nothing(tmp_path):
         event("gemm", "kernel", 150, 100, stream=9),
         event("cudaLaunchKernel", "cuda_runtime", 90, 2, correlation=5),
         kernel(100, 200, correlation=5),
-        event("cudaLaunchKernel", "cuda_runtime", 399, 1, correlation=6),
+        event("cuLaunchKernelEx", "cuda_driver", 399, 1, correlation=6),
         kernel(500, 100, correlation=6),  # launched in the first step, run in the second
     )
     first, second = steps(read_trace(path))
@@ -122,6 +124,75 @@ def test_the_shortest_kernel_is_the_late_rank(tmp_path):
     assert [one.last for one in late] == [1, 0, 1, 0]
     assert late[2].awaited_s == pytest.approx(90e-6)
     assert late[1].waited_s == pytest.approx(110e-6)
+
+
+def job(folder, late=2, first_step=0, ranks=4):
+    """Two steps with a broadcast and two all-reduces; rank ``late`` computes 3 ms longer before the second of these."""
+    paths = []
+    for rank in range(ranks):
+        zero, events = 1e6 * rank, []  # no common clock
+        for step in range(first_step, first_step + 2):
+            begin = zero + (20_000 + 3_000 * (step % 2)) * step
+            own_us = 6_000 if rank == late else 3_000
+            events += [event(f"ProfilerStep#{step}", "user_annotation", begin, 12_000)]
+            events += [kernel(begin, 10 + rank, **{"Collective name": "broadcast", "In msg nelems": 53})]
+            events += [kernel(begin + 1_000, 1_000 - rank), event("gemm", "kernel", begin + 2_500, own_us, stream=7)]
+            events += [kernel(begin + 2_500 + own_us, 8_000 - own_us)]
+        paths.append(written(folder / f"{rank}.json", *events, rank=rank))
+    return paths
+
+
+def test_ranks_of_a_job_get_one_table_and_one_picture(tmp_path, capsys):
+    """The late rank is named; its second all-reduce begins last and ends with the others, in signs and in the SVG."""
+    picture = tmp_path / "step.svg"
+    assert main(["trace", *map(str, job(tmp_path)), "--svg", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "4 ranks, 4 collectives compared" in out  # the broadcasts are not
+    assert "rank 2 costs most: others of these wait up to 3" in out
+    lane = {rank: re.search(rf"  rank {rank} \|(.*)\|", out)[1] for rank in range(4)}
+    assert lane[2].index("3") > lane[0].index("3") + 5
+    assert abs(lane[2].rindex("3") - lane[0].rindex("3")) <= 1
+    bars = [float(x) for x in re.findall(r'<rect x="([\d.]+)"[^>]* fill="#7a3b8f"', picture.read_text())]
+    assert bars[2 * 3 + 2] > bars[2] + 50
+    assert out.count("allreduce") == 2 + 1  # one table, of the first rank, and how the clocks were set
+
+
+def test_traces_of_other_steps_are_not_compared(tmp_path, capsys):
+    """Steps of other lengths: the n-th collectives cannot end together, whatever the clocks."""
+    (tmp_path / "later").mkdir()
+    early, later = job(tmp_path), job(tmp_path / "later", first_step=1)
+    assert "are not of the same steps" in refused(capsys, "trace", early[0], later[1])
+
+
+def test_a_long_list_keeps_the_longest(tmp_path, capsys):
+    """Of 50 collectives the 40 longest, by their numbers."""
+    path = written(tmp_path / "t.json", *(kernel(1000 * number, 100 + number) for number in range(50)))
+    assert main(["trace", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "the 40 longest of 50" in out
+    assert [line.split()[0] for line in out.splitlines() if "allreduce" in line] == [str(n) for n in range(11, 51)]
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """Four megabytes of events that are not asked for, in one."""
+    long = event("aten::mm", "cpu_op", 0, 1, stack="x" * 2000)
+    path = written(tmp_path / "t.json", *[{**long, "ts": 10 * number} for number in range(2000)], kernel(0, 10))
+    assert path.stat().st_size > 4e6
+    tracemalloc.start()
+    trace = read_trace(path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(trace.collectives) == 1
+    assert most < 1e6
+
+
+@pytest.mark.parametrize(
+    "odd", [{"args": 3}, {"cat": ["kernel"]}, {"name": None}, {"ts": "now"}, {"dur": -1}, {"dur": None}], ids=str
+)
+def test_an_event_of_another_kind_is_left_out(odd, tmp_path):
+    """The rest is read."""
+    path = written(tmp_path / "t.json", kernel(0, 10), {**kernel(20, 10), **odd}, kernel(40, 10, correlation={}))
+    assert len(read_trace(path).collectives) == 2
 
 
 def test_a_public_trace_is_read_as_it_is():

@@ -121,7 +121,7 @@ class _Reader:
         prefix = self._read_head(file)
         file.seek(0)
         for event in ijson.items(file, f"{prefix}.item" if prefix else "item", use_float=True):
-            if isinstance(event, dict) and event.get("ph") == "X" and _is_timed(event):
+            if isinstance(event, dict) and event.get("ph") == "X" and _is_sound(event):
                 self._take(event)
         return self._finished()
 
@@ -141,18 +141,19 @@ class _Reader:
         raise BadInput(f"{self.trace.path} is not a trace of torch.profiler: it has no list 'traceEvents'")
 
     def _take(self, event: dict[str, Any]) -> None:
-        name, category = str(event.get("name", "")), event.get("cat")
-        span = self._span(event)
+        name, category, span = event["name"], event["cat"], self._span(event)
+        event.setdefault("args", {})
         if category in _ON_GPU:
             if category == "kernel" and _NCCL.match(name):
                 self.kernels.append(event)
             else:
                 self.gpu.add(span)
-                stream = str(event.get("args", {}).get("stream", "?"))
+                stream = str(event["args"].get("stream", "?"))
                 self.trace.streams[stream] = self.trace.streams.get(stream, 0) + 1
-        elif category == "cuda_runtime":
-            if name.startswith(("cudaLaunch", "cuLaunch")):
-                self.launches[event.get("args", {}).get("correlation", -1)] = span[0]
+        elif category in ("cuda_runtime", "cuda_driver"):  # NCCL launches its kernels by either
+            number = _whole(event["args"].get("correlation"))
+            if number and "Launch" in name:  # 0 is none
+                self.launches[number] = span[0]
         elif category == "user_annotation" and name.startswith("ProfilerStep#"):
             self.trace.steps.append(span)
         elif category in ("cpu_op", "user_annotation") and _GLOO.match(name):
@@ -189,17 +190,16 @@ class _Reader:
         return trace
 
     def _collective(self, event: dict[str, Any]) -> Collective:
-        arguments, (start_s, end_s) = event.get("args") or {}, self._span(event)
+        arguments, (start_s, end_s) = event["args"], self._span(event)
         named = _NCCL.match(event["name"]) or _GLOO.match(event["name"])
-        elements = arguments.get("In msg nelems")
         return Collective(
-            name=str(arguments.get("Collective name") or (named[1] if named else "")).lower().replace("_", ""),
+            name=_kind(str(arguments.get("Collective name") or (named[1] if named else ""))),
             start_s=start_s,
             end_s=end_s,
-            launched_s=self.launches.get(arguments.get("correlation", -2), start_s),
-            elements=elements if isinstance(elements, int) else None,
+            launched_s=self.launches.get(_whole(arguments.get("correlation")) or 0, start_s),
+            elements=_whole(arguments.get("In msg nelems")),
             dtype=str(arguments.get("dtype", "")),
-            ranks=int(arguments.get("Group size") or self.trace.world_size or 1),
+            ranks=_whole(arguments.get("Group size")) or self.trace.world_size or 1,
             group=str(arguments.get("Process Group Name", "")),
             stream=str(arguments.get("stream", "")),
         )
@@ -212,13 +212,29 @@ class _Reader:
         return [replace(one, elements=_elements(event)) for one, event in zip(collectives, calls, strict=True)]
 
 
-def _is_timed(event: dict[str, Any]) -> bool:
-    return isinstance(event.get("ts"), int | float) and isinstance(event.get("dur"), int | float)
+def _kind(name: str) -> str:
+    """One word for what torch and NCCL write in several ways, such as "_allgather_base" and "AllGather"."""
+    return name.lower().replace("_", "").removesuffix("base")
+
+
+def _is_sound(event: dict[str, Any]) -> bool:
+    """Whether what is read of every event is there: all else in a trace may be missing or of another kind."""
+    texts, times = (event.get("name"), event.get("cat")), (event.get("ts"), event.get("dur"))
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(time, int | float) and abs(time) < 1e19 for time in times)
+        and event["dur"] >= 0
+        and isinstance(event.get("args", {}), dict)
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _elements(event: dict[str, Any]) -> int | None:
     """Elements of the tensors that a call of ``c10d::`` was given, by "Input Dims"."""
-    match (event.get("args") or {}).get("Input Dims"):
+    match event["args"].get("Input Dims"):
         case [[[int(), *_], *_] as tensors, *_]:
             return int(sum(math.prod(dims) for dims in tensors))
     return None

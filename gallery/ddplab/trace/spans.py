@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 Span = tuple[float, float]
@@ -37,8 +38,10 @@ def without(spans: list[Span], others: list[Span]) -> list[Span]:
 
 
 def clipped(spans: list[Span], start: float, end: float) -> list[Span]:
-    """The moments of ``spans`` from ``start`` to ``end``."""
-    return [(max(a, start), min(b, end)) for a, b in spans if a < end and b > start]
+    """The moments of ``spans`` from ``start`` to ``end``; ``spans`` is a union, of which a step is a small part."""
+    first = bisect_right(spans, start, key=lambda span: span[1])
+    after = bisect_left(spans, end, key=lambda span: span[0])
+    return [(max(a, start), min(b, end)) for a, b in spans[first:after]]
 
 
 def length(spans: Iterable[Span]) -> float:

@@ -61,7 +61,7 @@ def steps(trace: Trace) -> list[Step]:
         running = union((one.start_s, one.end_s) for one in own)
         reach = max([end, *(one.end_s for one in own)])
         computing = clipped(trace.compute, start, reach)
-        exposed = without(running, clipped(trace.compute, start - 1, reach))
+        exposed = without(running, computing)
         found.append(Step(start, end, own, length(clipped(computing, start, end)), length(running), length(exposed)))
     return found
 
