@@ -115,3 +115,4 @@ axes[1].set_xlabel("ms from the start of the step")
 #
 # That the host is idle where it is ahead, or that the lead is a queue's length: a kernel also begins late because its gradient is not there yet, or because the one in front of it waits for another rank.
 # These are five files of four jobs with old versions of NCCL, up to 2.17 where they say it; newer ones choose other widths.
+# The two of 128 ranks are samples, in which kernels are missing.

@@ -97,10 +97,11 @@ def _bucket_table(found: list[Step]) -> list[str]:
     if len(own) > _LISTED:
         lines.append(f"the {_LISTED} longest of {len(own)} in each step")
     stretched = max(own, key=lambda bucket: bucket.slowest_s - bucket.fastest_s)
+    why = "a collective lasts until the last rank has come" if stretched.elements else "more bytes, or a later rank"
     if len(found) > 1 and stretched.slowest_s > 1.5 * stretched.fastest_s:
         lines.append(
             f"number {own.index(stretched) + 1} took {short(stretched.fastest_s * 1e3)} to "
-            f"{short(stretched.slowest_s * 1e3)} ms for the same call: a collective lasts until the last rank has come"
+            f"{short(stretched.slowest_s * 1e3)} ms: {why}"
         )
     return lines
 

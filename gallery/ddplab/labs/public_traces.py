@@ -3,6 +3,7 @@
 ``gallery/performance/traces/`` keeps steps, NCCL's kernels with their arguments and launches, and when and on which
 stream anything else ran; names of other kernels, the host's calls and stacks are left out. ``source`` in each file
 says where the whole trace is. They stay Chrome traces: a trace viewer and ``ddplab trace`` open them.
+Those of two of 128 ranks are samples, as the source calls them: all-reduces that the host asked for have no kernel.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ JOBS = {  # traces in the folder, in words
     "of-128-rank-0": "rank 0 of 128",
     "of-128-rank-1": "rank 1 of 128",
 }
+SAMPLED = "of-128-rank-0", "of-128-rank-1"  # nothing that needs every kernel can be read from them
 _KEPT_ARGUMENTS = (
     "stream",
     "correlation",

@@ -1,4 +1,7 @@
-"""Read the traces that ``torch.profiler`` exports: the steps, the regions, and what was communicated."""
+"""Read a trace of ``torch.profiler`` by its names: the steps, the regions of the program, and the calls of the host.
+
+``ddplab.trace`` reads what ran on the device, of files of any size.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,7 @@ Span = tuple[float, float, dict[str, Any]]  # start and end in ms, and the event
 
 def steps_in(trace: Iterable[dict[str, Any]]) -> list[int]:
     """Return the numbers of the steps that a trace holds, which it marks as ``ProfilerStep#n``."""
-    here = (e for e in trace if e.get("ph") == "X" and e.get("cat") == "user_annotation")
-    steps = (e["name"].split("#") for e in here if e["name"].startswith("ProfilerStep#"))
-    return sorted(int(number) for _, number in steps)
+    return sorted(int(e["name"].removeprefix("ProfilerStep#")) for _, _, e in spans(trace, "ProfilerStep#"))
 
 
 def spans(trace: Iterable[dict[str, Any]], pattern: str) -> list[Span]:
