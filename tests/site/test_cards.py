@@ -18,6 +18,14 @@ INTERVIEW = """
 
 Spoken **answer**.
 
++++ weak
+Because it is *faster*.
+
++++ flags
+- Says "asynchronous",
+  and stops there.
+- Knows no bucket.
+
 +++ depth
 Deeper, with code:
 
@@ -36,8 +44,11 @@ QUIZ = """
 
 - [ ] around `backward()` only,
   and nowhere else
+  : It comes *too late*,
+  whatever you write.
 - [x] around both
 - [ ] around `optimizer.step()`
+  : It sends nothing.
 
 +++ why
 The forward decides.
@@ -53,6 +64,9 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
     return made
 
 
+REASONS = ["It comes too late, whatever you write.", "It sends nothing."]
+
+
 def good(book: TinyBook) -> None:
     book.chapters(first=f"(some-section)=\n## A section\n{INTERVIEW}\n{QUIZ}")
 
@@ -66,6 +80,8 @@ def test_on_the_web_a_card_is_a_fold(book: TinyBook) -> None:
     assert card.summary.get_text() == "Why does DDP fill its buckets in reverse order: because of backward? core"
     assert card.summary.select_one("em, code")
     assert card.select_one(".card-answer strong")
+    assert card.select_one(".card-weak em").get_text() == "faster"
+    assert len(card.select(".card-flags li")) == 2
     assert "+++ not a part" in card.select_one(".card-depth pre").get_text()
     assert card.select_one(".card-follow-ups li strong").get_text() == "And then?"
     links = {link.get_text(): link["href"] for link in card.select(".card-evidence a")}
@@ -82,6 +98,18 @@ def test_on_the_web_a_quiz_has_one_choice_and_a_folded_answer(book: TinyBook) ->
     assert quiz.legend.get_text() == "Where must no_sync be entered?"
     assert quiz.select_one("details .card-label").get_text() == "Answer: B"
     assert "The forward decides" in quiz.select_one("details").get_text()
+    assert [reason.get_text() for reason in quiz.select("li > .quiz-reason")] == REASONS
+    assert quiz.select_one("li:nth-of-type(2) > .quiz-reason") is None, "the right option needs none"
+    assert not quiz.select(".quiz-reasons"), "the web shows each reason at its option"
+
+
+def test_a_card_gives_its_weak_answer_and_its_red_flags(book: TinyBook) -> None:
+    good(book)
+    book.build()
+    card = cards_of_the_book()["bucket-order"]
+    assert card.weak == "Because it is *faster*."
+    assert card.flags == ['Says "asynchronous", and stops there.', "Knows no bucket."]
+    assert (cards_of_the_book()["no-sync-where"].weak, cards_of_the_book()["no-sync-where"].flags) == ("", [])
 
 
 def test_options_stand_in_an_order_that_only_the_id_decides(book: TinyBook) -> None:
@@ -91,13 +119,16 @@ def test_options_stand_in_an_order_that_only_the_id_decides(book: TinyBook) -> N
     first = cards_of_the_book()
     right = Counter(card.right_letters for card in first.values())
     assert min(right[letter] for letter in "ABC") >= 3, right
+    for card in first.values():
+        reasons = {option.text: option.why for option in card.options}
+        assert reasons["around `optimizer.step()`"] == "It sends nothing.", "a reason stays with its option"
     book.chapters(c1=free.replace("no-sync-where", "no-sync-1").replace("The forward decides.", "Other words."))
     book.build()
     assert cards_of_the_book()["no-sync-1"].options == first["no-sync-1"].options
 
 
 def test_several_right_options_are_boxes_to_tick(book: TinyBook) -> None:
-    book.chapters(first=QUIZ.replace("[ ] around `opt", "[x] around `opt"))
+    book.chapters(first=QUIZ.replace("[ ] around `opt", "[x] around `opt").replace("  : It sends nothing.\n", ""))
     quiz = book.build().page("first").select_one("fieldset.quiz")
     assert [box["type"] for box in quiz.select("input")] == ["checkbox"] * 3
     assert quiz.select_one(".card-label").get_text() == "Answer: B, C"
@@ -110,6 +141,7 @@ def test_the_epub_has_neither_folds_nor_inputs(book: TinyBook) -> None:
     assert not page.select("details, input, fieldset, summary, legend")
     assert [item.get_text() for item in page.select("ol.quiz-options[type=A] > li")][1] == "around both"
     assert "Answer: B" in page.select_one(".quiz").get_text()
+    assert page.select_one(".quiz-reasons").get_text().split() == f"A: {REASONS[0]} C: {REASONS[1]}".split()
     assert "Spoken answer" in page.select_one(".interview").get_text()
 
 
@@ -118,14 +150,17 @@ WRONG_CARDS = [
     (INTERVIEW.replace(":level: core\n", ""), 3, "unknown level ''"),
     (INTERVIEW.replace("core", "expert"), 3, "unknown level 'expert'; take one of core, deep, staff"),
     (re.sub(":question: .*", ":question:", INTERVIEW), 3, "has no question"),
-    (INTERVIEW.replace("+++ follow-ups", "+++ followups"), 17, "unknown or repeated part '+++ followups'"),
+    (INTERVIEW.replace("+++ follow-ups", "+++ followups"), 25, "unknown or repeated part '+++ followups'"),
+    (INTERVIEW.replace("- Says", "Says"), 14, "'+++ flags' that are not a list"),
+    (INTERVIEW.replace("lab:bucket-xray ", ""), 3, "has nothing that shows it; add a lab:ID, claim:ID or cite:KEY"),
     (INTERVIEW.replace("bucket-order", "Bucket_order"), 3, "needs an id of small letters"),
     (INTERVIEW.replace("lab:bucket-xray", "bucket-xray"), 3, "evidence 'bucket-xray'; write lab:ID"),
     (QUIZ.replace("[x]", "[ ]"), 3, "has no right option"),
-    (QUIZ.replace("- [x] around both\n- [ ] around `optimizer.step()`\n", ""), 3, "at least two options"),
+    (QUIZ.replace("- [x] around both\n- [ ] around `optimizer.step()`\n  : It sends nothing.\n", ""), 3, "at least two options"),
     (QUIZ.replace("+++ why\nThe forward decides.\n", ""), 3, "does not say why"),
-    (QUIZ.replace("The forward decides.\n", ""), 12, "nothing below '+++ why'"),
-    (QUIZ.replace("- [x] around", "- around"), 9, "a line that is not an option: '- around both'"),
+    (QUIZ.replace("The forward decides.\n", ""), 15, "nothing below '+++ why'"),
+    (QUIZ.replace("- [x] around", "- around"), 11, "a line that is not an option: '- around both'"),
+    (QUIZ.replace("  : It sends nothing.\n", ""), 12, "why 'around `optimizer.step()`' is wrong; add the reason below it"),
 ]
 
 
@@ -184,7 +219,10 @@ def test_a_deck_takes_a_card_as_two_slides_with_notes(book: TinyBook) -> None:
     assert notes.select_one("li strong").get_text() == "And then?"
     assert [item.get_text().strip() for item in slides[3].select("li")][1] == "around both"
     assert [item.get_text().strip() for item in slides[4].select("li")] == ["around both"]
-    assert "The forward decides" in slides[4].select_one("aside.notes").get_text()
+    notes = slides[4].select_one("aside.notes").extract().get_text()
+    assert "The forward decides" in notes
+    assert REASONS[1] in notes
+    assert "The forward decides." in slides[4].get_text(), "with the answer, one sentence says why"
 
 
 def test_for_an_unknown_card_a_deck_names_those_that_are_near(book: TinyBook) -> None:

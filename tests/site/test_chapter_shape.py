@@ -10,6 +10,7 @@ from docutils import nodes
 from docutils.nodes import document
 
 from _ext.cards.card_page import card
+from _ext.cards.cards import cards_of_the_book
 from _ext.embed.figures import RANK_COLORS
 from _ext.forms.reading_time import prose_words
 
@@ -69,6 +70,21 @@ def test_each_chapter_says_what_it_is_for_and_ends_with_questions(chapters):
         if shape[:2] != (3, 1) or not 3 <= shape[2] <= 5:
             found[name] = "{} outcomes, {} reading times, {} questions".format(*shape)
     assert not found
+
+
+def test_the_right_option_of_a_quiz_is_the_longest_in_at_most_a_third(html):
+    """Who always takes the longest would otherwise know half of the book."""
+    quizzes = [one for one in cards_of_the_book().values() if one.kind == "quiz"]
+    longest = []
+    for quiz in quizzes:
+        lengths = {True: 0, False: 0}
+        for option in quiz.options:
+            seen = len(re.sub(r"[`$*\\]", "", option.text))
+            lengths[option.right] = max(lengths[option.right], seen)
+        if lengths[True] > lengths[False]:
+            longest.append(quiz.id)
+    assert len(quizzes) > 90
+    assert len(longest) <= len(quizzes) / 3, longest
 
 
 def test_each_chapter_opens_with_a_drawing_that_a_phone_can_show(chapters):

@@ -46,13 +46,20 @@ def test_each_card_and_quiz_is_one_note(book: TinyBook) -> None:
     page = BeautifulSoup(answer, "html.parser")
     assert not page.select("a")
     assert page.select_one("img")["src"] == "dot.svg"
-    assert [label.get_text() for label in page.select(".card-label")] == ["In depth", "Likely follow-ups"]
+    assert [label.get_text() for label in page.select(".card-label")] == [
+        "A weak answer",
+        "Red flags",
+        "In depth",
+        "Likely follow-ups",
+    ]
     assert source == "The first chapter"
     assert sorted(tags) == ["core", "first", "interview"]
     _, (_, question, answer, _), tags = found["no-sync-where"]
     assert len(BeautifulSoup(question, "html.parser").select("ol li")) == 3
     assert "<input" not in question
     assert "Answer: B" in answer
+    assert "It sends nothing." in answer
+    assert "It sends nothing." not in question
     assert sorted(tags) == ["quiz", "second"]
     with zipfile.ZipFile(built.folder / "ddp-handbook.apkg") as package:
         assert list(json.loads(package.read("media")).values()) == ["dot.svg"]

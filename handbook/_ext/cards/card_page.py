@@ -30,8 +30,20 @@ class quiz_options(nodes.General, nodes.Element):  # noqa: N801
     """The options of a quiz."""
 
 
-class quiz_option(nodes.General, nodes.TextElement):  # noqa: N801
-    """One option; attributes ``right``, ``several`` (more than one is right), ``group``."""
+class quiz_option(nodes.General, nodes.Element):  # noqa: N801
+    """One option: a choice, then the reason why it is wrong."""
+
+
+class quiz_choice(nodes.General, nodes.TextElement):  # noqa: N801
+    """The words of an option; attributes ``right``, ``several`` (more than one is right), ``group``."""
+
+
+class quiz_reason(nodes.General, nodes.TextElement):  # noqa: N801
+    """Why an option is wrong, where the web shows it: below the option."""
+
+
+class quiz_reasons(nodes.General, nodes.TextElement):  # noqa: N801
+    """All such reasons, where the other forms show them: with the answer."""
 
 
 def visit_card(self: HTML5Translator, node: nodes.Element) -> None:
@@ -73,15 +85,36 @@ def visit_options(self: HTML5Translator, node: nodes.Element) -> None:
 
 
 def visit_option(self: HTML5Translator, node: nodes.Element) -> None:
-    """An input and its label on the web, a plain item elsewhere."""
+    """An item of the list."""
+    self.body.append("<li>")
+    self.context.append("</li>\n")
+
+
+def visit_choice(self: HTML5Translator, node: nodes.Element) -> None:
+    """An input and its label on the web, plain words elsewhere."""
+    if not has_folds(self.builder):
+        self.context.append("")
+        return
+    box = "checkbox" if node["several"] else "radio"
+    right = "quiz-right" if node["right"] else "quiz-wrong"
+    self.body.append(f'<label class="{right}"><input type="{box}" name="{node["group"]}"> <span>')
+    self.context.append("</span></label>")
+
+
+def visit_reason(self: HTML5Translator, node: nodes.Element) -> None:
+    """On the web, what the style sheet shows once its option is chosen or the answer is open."""
+    if not has_folds(self.builder):
+        raise nodes.SkipNode
+    self.body.append('<div class="quiz-reason" role="status"><p>')
+    self.context.append("</p></div>")
+
+
+def visit_reasons(self: HTML5Translator, node: nodes.Element) -> None:
+    """Off the web, one paragraph."""
     if has_folds(self.builder):
-        box = "checkbox" if node["several"] else "radio"
-        right = "quiz-right" if node["right"] else "quiz-wrong"
-        self.body.append(f'<li><label class="{right}"><input type="{box}" name="{node["group"]}"> <span>')
-        self.context.append("</span></label></li>\n")
-    else:
-        self.body.append("<li>")
-        self.context.append("</li>\n")
+        raise nodes.SkipNode
+    self.body.append('<p class="quiz-reasons">')
+    self.context.append("</p>\n")
 
 
 def add_nodes(app: Sphinx) -> None:
@@ -91,3 +124,6 @@ def add_nodes(app: Sphinx) -> None:
     app.add_node(card_part, html=(visit_part, close))
     app.add_node(quiz_options, html=(visit_options, close))
     app.add_node(quiz_option, html=(visit_option, close))
+    app.add_node(quiz_choice, html=(visit_choice, close))
+    app.add_node(quiz_reason, html=(visit_reason, close))
+    app.add_node(quiz_reasons, html=(visit_reasons, close))

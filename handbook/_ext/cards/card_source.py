@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from docutils.parsers.rst import directives
 LEVELS = ("core", "deep", "staff")
 OPTIONS: dict[str, Any] = dict.fromkeys(("question", "level", "evidence"), directives.unchanged)
 OPTIONS["ordered"] = directives.flag
-_PARTS = {"interview": ("depth", "follow-ups"), "quiz": ("why",)}
+_PARTS = {"interview": ("weak", "flags", "depth", "follow-ups"), "quiz": ("why",)}
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _OPTION = re.compile(r"[-*] \[([ xX])\] +(.+)")
-_EVIDENCE = re.compile(r"(lab|claim|section):(\S+)")
+_EVIDENCE = re.compile(r"(lab|claim|section|cite):(\S+)")
+_SHOWS = {"lab", "claim", "cite"}  # a section says it again
 
 
 class CardError(ValueError):
@@ -41,10 +42,12 @@ class Passage:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a quiz."""
+    """One option of a quiz. Texts are MyST source."""
 
     text: str
     right: bool
+    why: str  # a wrong option: what is wrong with it
+    line: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Card:
     question: str
     level: str  # one of LEVELS; a quiz may have none: ""
     evidence: tuple[tuple[str, str], ...]  # such as ("lab", "bucket-xray")
-    parts: dict[str, Passage]  # interview: "answer", "depth", "follow-ups"; quiz: "why"
+    parts: dict[str, Passage]  # interview: "answer" and, if there are, those in _PARTS; quiz: "why"
     options: tuple[Option, ...]  # of a quiz
     path: Path
     line: int
@@ -65,6 +68,16 @@ class Card:
     def right_letters(self) -> str:
         """The letters of a quiz's right options: ``"B"`` or ``"A, C"``."""
         return ", ".join(letter(i) for i, option in enumerate(self.options) if option.right)
+
+    @property
+    def weak(self) -> str:
+        """An answer that sounds right and is not enough; "" if the card has none."""
+        return self.parts["weak"].text.strip() if "weak" in self.parts else ""
+
+    @property
+    def flags(self) -> list[str]:
+        """What makes an interviewer doubt, one remark each."""
+        return list(_items(self.parts["flags"].text)) if "flags" in self.parts else []
 
 
 def letter(place: int) -> str:
@@ -92,7 +105,7 @@ def parse_card(kind: str, name: str, options: dict[str, Any], body: Passage, pat
     evidence = tuple(_EVIDENCE.fullmatch(word) or word for word in (options.get("evidence") or "").split())
     for word in evidence:
         if isinstance(word, str):
-            raise wrong(f"has evidence {word!r}; write lab:ID, claim:ID or section:LABEL")
+            raise wrong(f"has evidence {word!r}; write lab:ID, claim:ID, cite:KEY or section:LABEL")
     parts: dict[str, Passage] = {}
     for part, passage in _split(body):
         if part not in ("", *_PARTS[kind]) or part in parts:
@@ -105,6 +118,10 @@ def parse_card(kind: str, name: str, options: dict[str, Any], body: Passage, pat
         if not head.text.strip():
             raise wrong("has no answer")
         parts["answer"] = head
+        if not _SHOWS.intersection(word[1] for word in evidence):
+            raise wrong("has nothing that shows it; add a lab:ID, claim:ID or cite:KEY to :evidence:")
+        if "flags" in parts and not re.match(r"\s*- ", parts["flags"].text):
+            raise wrong("has '+++ flags' that are not a list; write '- ' before each", parts["flags"].line)
     else:
         choices = tuple(_choices(head, wrong))
         if "ordered" not in options:
@@ -115,6 +132,10 @@ def parse_card(kind: str, name: str, options: dict[str, Any], body: Passage, pat
             raise wrong("has no right option; mark it with [x]")
         if "why" not in parts:
             raise wrong("does not say why; add '+++ why' and the reason")
+        for choice in sorted(choices, key=lambda choice: choice.line):
+            if not choice.right and not choice.why:
+                says = f"does not say why {choice.text!r} is wrong; add the reason below it, as '  : …'"
+                raise wrong(says, choice.line)
     pairs = tuple((word[1], word[2]) for word in evidence if not isinstance(word, str))
     return Card(kind, name, question, level, pairs, parts, choices, path, line)
 
@@ -139,16 +160,26 @@ def _split(body: Passage) -> Iterator[tuple[str, Passage]]:
     yield name, Passage("\n".join(lines), start)
 
 
+def _items(text: str) -> Iterator[str]:
+    """The items of a list, each in one line."""
+    for item in re.split(r"^- ", text.strip(), flags=re.M)[1:]:
+        yield " ".join(item.split())
+
+
 def _choices(head: Passage, wrong: Any) -> Iterator[Option]:
-    right, words = False, ""
+    option = None
     for number, text in enumerate(head.text.splitlines(), head.line):
-        if found := _OPTION.fullmatch(text.strip()):
-            if words:
-                yield Option(words, right)
-            right, words = found[1] != " ", found[2]
-        elif words and text.startswith(" ") and text.strip():
-            words += " " + text.strip()
-        elif text.strip():
-            raise wrong(f"has a line that is not an option: {text.strip()!r}; write - [ ] or - [x] before it", number)
-    if words:
-        yield Option(words, right)
+        line = text.strip()
+        if found := _OPTION.fullmatch(line):
+            if option:
+                yield option
+            option = Option(found[2], found[1] != " ", "", number)
+        elif option and text.startswith(" ") and line.startswith(": "):
+            option = replace(option, why=line[2:].strip())
+        elif option and text.startswith(" ") and line:
+            field = "why" if option.why else "text"
+            option = replace(option, **{field: f"{getattr(option, field)} {line}"})
+        elif line:
+            raise wrong(f"has a line that is not an option: {line!r}; write - [ ] or - [x] before it", number)
+    if option:
+        yield option

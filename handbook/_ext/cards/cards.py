@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -16,11 +16,28 @@ from sphinx.util.docutils import SphinxDirective
 from ..evidence import labs
 from ..markup import cross_reference, inline
 from ..problems import BuildError, end_if_any, suggestion, warn_at
-from .card_page import add_nodes, card, card_part, card_question, quiz_option, quiz_options
-from .card_source import OPTIONS, Card, CardError, Passage, parse_card
+from .card_page import (
+    add_nodes,
+    card,
+    card_part,
+    card_question,
+    quiz_choice,
+    quiz_option,
+    quiz_options,
+    quiz_reason,
+    quiz_reasons,
+)
+from .card_source import OPTIONS, Card, CardError, Passage, letter, parse_card
 from .register import Entry, Register
 
-_LABELS = {"depth": "In depth", "follow-ups": "Likely follow-ups", "evidence": "Evidence"}
+LABELS = {  # of the parts, in the order in which they are shown; the answer needs none
+    "answer": "",
+    "weak": "A weak answer",
+    "flags": "Red flags",
+    "depth": "In depth",
+    "follow-ups": "Likely follow-ups",
+    "why": "Answer",
+}
 
 
 class CardRegister(Register):
@@ -53,14 +70,16 @@ class CardDirective(SphinxDirective):
         if source.options:
             node += self.options_of(source)
         parts = {}
-        for part in ("answer", "depth", "follow-ups", "why"):
+        for part, label in LABELS.items():
             if part in source.parts:
-                label = f"Answer: {source.right_letters}" if part == "why" else _LABELS.get(part, "")
-                parts[part] = self.parsed(source.parts[part], body.line, card_part(part=part, label=label))
+                shown = f"{label}: {source.right_letters}" if part == "why" else label
+                parts[part] = self.parsed(source.parts[part], body.line, card_part(part=part, label=shown))
+        if source.options:
+            parts["why"] += quiz_reasons("", "", *reasons(source, lambda text: inline(self, text)))
         node.extend(parts.values())
         if source.evidence:
             links = nodes.paragraph("", "", *self.evidence(source))
-            evidence = card_part("", links, part="evidence", label=_LABELS["evidence"])
+            evidence = card_part("", links, part="evidence", label="Evidence")
             parts.get("why", node).append(evidence)  # a quiz shows it with its answer
         return [node]
 
@@ -76,7 +95,10 @@ class CardDirective(SphinxDirective):
         made = quiz_options()
         for option in source.options:
             text = inline(self, option.text)
-            made += quiz_option("", "", *text, right=option.right, several=several, group=f"card-{source.id}")
+            choice = quiz_choice("", "", *text, right=option.right, several=several, group=f"card-{source.id}")
+            made += quiz_option("", choice)
+            if option.why:
+                made[-1] += quiz_reason("", "", *inline(self, option.why))
         return made
 
     def evidence(self, source: Card) -> Iterator[nodes.Node]:
@@ -84,6 +106,9 @@ class CardDirective(SphinxDirective):
         for place, (kind, target) in enumerate(source.evidence):
             if place:
                 yield nodes.Text(" · ")
+            if kind == "cite":
+                yield from inline(self, f"{{cite:p}}`{target}`")
+                continue
             text = f"claim {target.replace('-', ' ')}" if kind == "claim" else target
             if kind == "lab":
                 lab = labs.all_labs().get(target)
@@ -96,6 +121,14 @@ class CardDirective(SphinxDirective):
             reference = cross_reference(self.env.docname, role, target, text, explicit=False)
             self.set_source_info(reference)
             yield reference
+
+
+def reasons(source: Card, inline_of: Callable[[str], list[nodes.Node]]) -> Iterator[nodes.Node]:
+    """Why each wrong option of a quiz is wrong, with its letter."""
+    for place, option in enumerate(source.options):
+        if option.why:
+            yield nodes.strong("", f"{letter(place)}:")
+            yield from (nodes.Text(" "), *inline_of(option.why), nodes.Text(" "))
 
 
 class Interview(CardDirective):
@@ -146,4 +179,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("quiz", Quiz)
     add_nodes(app)
     app.connect("env-updated", check)
-    return {"version": "1", "env_version": 2, "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"version": "1", "env_version": 3, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -11,7 +11,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
 
 from ..cards.card_source import Card, Passage
-from ..cards.cards import cards_of_the_book
+from ..cards.cards import LABELS, cards_of_the_book, reasons
 from ..markup import close, inline
 from ..problems import suggestion, warn_at
 
@@ -40,13 +40,17 @@ class DeckCard(SphinxDirective):
         if source.options:
             question += self._options(source, only_right=False)
             answer += self._options(source, only_right=True)
+            why = source.parts["why"]
+            answer += self._parsed(Passage(why.text.strip().splitlines()[0], why.line))  # its first sentence
         else:
             answer += self._parsed(source.parts["answer"])
         notes = speaker_notes()
-        for part, label in (("why", "Why"), ("depth", "In depth"), ("follow-ups", "Likely follow-ups")):
-            if part in source.parts:
-                notes += nodes.paragraph("", "", nodes.strong("", label))
+        for part, label in LABELS.items():
+            if part in source.parts and part != "answer":
+                notes += nodes.paragraph("", "", nodes.strong("", "Why" if part == "why" else label))
                 notes += self._parsed(source.parts[part])
+        if source.options:
+            notes += nodes.paragraph("", "", *reasons(source, self._inline))
         if notes.children:
             answer += notes
         return [question, answer]
