@@ -87,6 +87,17 @@ def test_the_right_option_of_a_quiz_is_the_longest_in_at_most_a_third(html):
     assert len(longest) <= len(quizzes) / 3, longest
 
 
+def test_a_card_is_answered_in_one_breath(html):
+    """At most 110 words, 45 seconds aloud; and those asked most show a weak answer, too, and what gives it away."""
+    cards = [one for one in cards_of_the_book().values() if one.kind == "interview"]
+    long = {one.id: words for one in cards if (words := len(one.parts["answer"].text.split())) > 110}
+    assert not long
+    assert len(cards) >= 180
+    weak = [one for one in cards if one.weak]
+    assert len(weak) >= 40
+    assert [one.id for one in weak if not one.flags] == []
+
+
 def test_each_chapter_opens_with_a_drawing_that_a_phone_can_show(chapters):
     """520 units wide, so that a text of 16 is 11 px on a phone; in the colours that follow light and dark."""
     drawn = {

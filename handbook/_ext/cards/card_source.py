@@ -177,8 +177,10 @@ def _choices(head: Passage, wrong: Any) -> Iterator[Option]:
         elif option and text.startswith(" ") and line.startswith(": "):
             option = replace(option, why=line[2:].strip())
         elif option and text.startswith(" ") and line:
-            field = "why" if option.why else "text"
-            option = replace(option, **{field: f"{getattr(option, field)} {line}"})
+            if option.why:
+                option = replace(option, why=f"{option.why} {line}")
+            else:
+                option = replace(option, text=f"{option.text} {line}")
         elif line:
             raise wrong(f"has a line that is not an option: {line!r}; write - [ ] or - [x] before it", number)
     if option:

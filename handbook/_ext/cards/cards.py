@@ -96,9 +96,8 @@ class CardDirective(SphinxDirective):
         for option in source.options:
             text = inline(self, option.text)
             choice = quiz_choice("", "", *text, right=option.right, several=several, group=f"card-{source.id}")
-            made += quiz_option("", choice)
-            if option.why:
-                made[-1] += quiz_reason("", "", *inline(self, option.why))
+            why = [quiz_reason("", "", *inline(self, option.why))] if option.why else []
+            made += quiz_option("", choice, *why)
         return made
 
     def evidence(self, source: Card) -> Iterator[nodes.Node]:
