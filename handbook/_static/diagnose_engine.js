@@ -463,7 +463,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
   function entriesFound() {
     return [...findings.found.keys()].sort().map((id) => {
       const found = findings.found.get(id), entry = known.get(id);
-      let kind = { cause: CAUSE, generic: GENERIC, consequence: CONSEQUENCE }[entry.role];
+      let kind = { cause: CAUSE, generic: GENERIC, consequence: CONSEQUENCE, warning: WARNING }[entry.role];
       const explains = entry.explains.some((other) => findings.found.has(other));
       if (found.onlyWarnings && kind !== CONSEQUENCE && !explains) kind = WARNING;
       return candidate({

@@ -41,6 +41,7 @@ AREAS = {
 _ROLES = {
     "consequence": "A rank prints this when another one failed before it; look for that one.",
     "generic": "This says that something failed, not what; look for an earlier line.",
+    "warning": "The program goes on after it; if the run failed, look for an error elsewhere.",
 }
 
 
