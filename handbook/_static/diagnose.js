@@ -1,6 +1,5 @@
 // "Diagnose a log": the element that reads a log and shows what the engine finds.
-// The log never leaves the browser: nothing here asks the network for anything, and all text from a log
-// is set as textContent.
+// The log never leaves the browser: nothing here asks the network for anything.
 (() => {
 "use strict";
 const makeEngine = window.makeDiagnoseEngine;
@@ -40,82 +39,30 @@ function run(data, files, progress) {
 
 // -- the element ------------------------------------------------------------------------------------------
 
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children); // strings become text nodes
-  return element;
-}
-
-// Text from a log, with what cannot be seen written as an escape.
-function inert(text) {
-  return text.replace(/[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g,
-    (c) => (c < "\x80" ? `\\x${c.charCodeAt(0).toString(16).padStart(2, "0")}` : `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`));
-}
-
-// The little Markdown that our own texts use: code, bold, links to https, roles (as their text).
-function inline(text, trusted) {
-  const parts = [];
-  const pattern = /\{[a-z:-]+\}`([^`<]*?)\s*(?:<[^`>]*>)?`|`([^`]+)`|\*\*([^*]+)\*\*|\[([^\]]+)\]\((https:\/\/[^)\s]+)\)/g;
-  let at = 0;
-  for (const m of text.matchAll(pattern)) {
-    parts.push(inert(text.slice(at, m.index)));
-    if (m[1] !== undefined) parts.push(m[1]);
-    else if (m[2] !== undefined) parts.push(make("code", {}, inert(m[2])));
-    else if (m[3] !== undefined) parts.push(make("strong", {}, m[3]));
-    else parts.push(trusted ? make("a", { href: m[5] }, m[4]) : inert(m[0]));
-    at = m.index + m[0].length;
-  }
-  parts.push(inert(text.slice(at)));
-  return parts;
-}
-
-function markdown(text, trusted) {
-  const blocks = [];
-  let paragraph = [], list = null, fence = null;
-  const flush = () => {
-    if (paragraph.length) blocks.push(make("p", {}, ...inline(paragraph.join(" "), trusted)));
-    paragraph = [];
-  };
-  for (const line of text.split("\n")) {
-    if (line.trim().startsWith("```")) {
-      flush();
-      if (fence) { blocks.push(make("pre", { tabindex: "0" }, fence.join("\n"))); fence = null; } else fence = [];
-      list = null;
-    } else if (fence) fence.push(line);
-    else if (/^\s*(?:[-*]|\d+\.) /.test(line)) {
-      flush();
-      if (!list) blocks.push((list = make("ul")));
-      list.append(make("li", {}, ...inline(line.replace(/^\s*(?:[-*]|\d+\.) /, ""), trusted)));
-    } else if (!line.trim()) { flush(); list = null; }
-    else if (list && /^\s+/.test(line)) list.lastChild.append(" ", ...inline(line.trim(), trusted));
-    else { list = null; paragraph.push(line.trim()); }
-  }
-  flush();
-  if (fence) blocks.push(make("pre", { tabindex: "0" }, fence.join("\n")));
-  return blocks;
-}
+const { make, inert, inline, body, copyButton, report, versions, timeline, fromAnswers } = window.ddpDiagnose;
+const KEPT = "diagnose-text"; // the key in the tab's own storage
+const HEAD = 1 << 18; // bytes of the first log that are looked through for versions
 
 class DiagnoseLog extends HTMLElement {
   connectedCallback() {
     if (this.data) return;
-    this.data = JSON.parse(this.querySelector('script[type="application/json"]').textContent);
-    this.text = make("textarea", { id: "diagnose-text", rows: "7", spellcheck: "false", autocomplete: "off" });
-    this.file = make("input", { type: "file", id: "diagnose-file", multiple: "" });
-    this.go = make("button", { type: "button" }, "Diagnose the text");
-    this.cancel = make("button", { type: "button", hidden: "" }, "Cancel");
-    this.bar = make("progress", { max: "1", value: "0", hidden: "", "aria-label": "Part of the log that was read" });
-    this.state = make("p", { class: "diagnose-state", role: "status" });
-    this.results = make("div", { class: "diagnose-results" });
-    const drop = make("div", { class: "diagnose-drop" },
-      make("label", { for: "diagnose-file" }, "Or choose log files, or drop them here (plain or .gz; a file per rank is fine)"),
-      this.file);
-    this.append(make("div", { class: "diagnose-form" },
-      make("label", { for: "diagnose-text" }, "Paste what the ranks printed"), this.text,
-      make("div", { class: "diagnose-row" }, this.go, this.cancel, this.bar), drop, this.state), this.results);
+    const [data, logs] = [...this.querySelectorAll('script[type="application/json"]')].map((one) => JSON.parse(one.textContent));
+    this.data = data;
+    const part = (name) => this.querySelector(name);
+    this.text = part("textarea");
+    this.file = part("input[type=file]");
+    this.cancel = part(".diagnose-cancel");
+    this.bar = part("progress");
+    this.keep = part(".diagnose-keep input");
+    this.state = part(".diagnose-state");
+    this.results = part(".diagnose-results");
+    const drop = part(".diagnose-drop");
     this.classList.add("diagnose-ready");
 
-    this.go.addEventListener("click", () => this.start([new Blob([this.text.value])]));
+    const read = () => { this.store(); this.start([new Blob([this.text.value])]); };
+    part(".diagnose-go").addEventListener("click", read);
+    for (const [number, chip] of this.querySelectorAll(".diagnose-try").entries())
+      chip.addEventListener("click", () => { this.text.value = logs[number]; read(); });
     this.file.addEventListener("change", () => this.file.files.length && this.start([...this.file.files]));
     this.cancel.addEventListener("click", () => this.job && this.job.stop());
     this.addEventListener("dragover", (event) => { event.preventDefault(); drop.classList.add("diagnose-over"); });
@@ -126,6 +73,28 @@ class DiagnoseLog extends HTMLElement {
       if (event.dataTransfer.files.length) this.start([...event.dataTransfer.files]);
       else this.text.value = event.dataTransfer.getData("text/plain");
     });
+    const kept = this.kept((storage) => storage.getItem(KEPT));
+    this.keep.checked = typeof kept === "string";
+    if (kept) this.text.value = kept;
+    this.keep.addEventListener("change", () => this.store(true));
+    this.text.addEventListener("change", () => this.store());
+  }
+
+  // Some browsers give a page from a file no storage, and none has room for everything.
+  kept(act) {
+    try { return act(sessionStorage); } catch { return undefined; }
+  }
+
+  store(asked = false) {
+    if (!this.keep.checked) {
+      if (asked) this.kept((storage) => storage.removeItem(KEPT));
+      return;
+    }
+    const done = this.kept((storage) => { storage.setItem(KEPT, this.text.value); return true; });
+    if (done) return;
+    this.keep.checked = false;
+    this.kept((storage) => storage.removeItem(KEPT));
+    this.state.textContent = "The browser cannot keep this text: it is too long, or this page has no storage.";
   }
 
   async start(files) {
@@ -142,7 +111,8 @@ class DiagnoseLog extends HTMLElement {
     let answer = null;
     try {
       answer = await job.answer;
-      if (this.job === job) this.show(answer);
+      const head = await files[0].slice(0, HEAD).text();
+      if (this.job === job) this.show(answer, versions(head));
     } catch (error) {
       if (this.job === job)
         this.state.textContent = error.name === "AbortError" ? "Cancelled." : `${inert(error.message)}.`;
@@ -153,42 +123,53 @@ class DiagnoseLog extends HTMLElement {
     this.dispatchEvent(new CustomEvent("diagnosed", { detail: answer }));
   }
 
-  show({ characters, diagnoses }) {
-    const count = characters.toLocaleString("en");
+  show(answer, seen) {
+    const { diagnoses } = answer, count = answer.characters.toLocaleString("en");
     if (!diagnoses.length) {
       this.state.textContent = `Nothing in the log is known to the handbook (${count} characters read). What to collect next:`;
       this.results.append(make("ul", {}, ...this.data.tables.nothing_known.map((one) => make("li", {}, ...inline(one, true)))));
       return;
     }
-    const answers = diagnoses.length === 1 ? "1 diagnosis" : `${diagnoses.length} diagnoses`;
-    this.state.textContent = `${answers} from ${count} characters. First: ${inert(diagnoses[0].title)}.`;
-    const list = make("ol", { class: "diagnose-list" });
-    for (const one of diagnoses.slice(0, 10)) list.append(this.diagnosis(one));
-    this.results.append(list);
+    const [first, ...others] = diagnoses;
+    const answers = others.length ? `${diagnoses.length} diagnoses` : "1 diagnosis";
+    this.state.textContent = `${answers} from ${count} characters. First: ${inert(first.title)}.`;
+    const suspect = answer.suspect ?? (first.rank === null ? null : { rank: first.rank, why: first.why });
+    const verdict = this.verdict(first, suspect, report(answer, first, suspect, seen));
+    this.results.append(verdict);
+    const entries = answer.timeline ?? fromAnswers(diagnoses);
+    if (entries.length > 1) this.results.append(timeline(entries, suspect));
+    if (others.length) this.results.append(make("h3", {}, "If that is not it"), ...others.slice(0, 9).map((one) => this.other(one)));
+    verdict.focus({ preventScroll: true });
+    verdict.scrollIntoView();
   }
 
-  diagnosis(one) {
-    const entry = this.data.entries.some((known) => known.id === one.id);
+  entry(one) {
+    return this.data.entries.find((known) => known.id === one.id);
+  }
+
+  title(one) {
+    return inline(one.title, Boolean(this.entry(one)));
+  }
+
+  verdict(one, suspect, text) {
+    const who = suspect ? [make("strong", { class: `diagnose-rank r${suspect.rank % 8}` }, `Rank ${suspect.rank}`), " "] : [];
+    const words = one.role === "consequence" ? "Only a consequence is in this log" : suspect ? "Most likely, and the suspect" : "Most likely";
+    return make("article", { class: "diagnose-verdict", "data-id": one.id, tabindex: "-1", "aria-labelledby": "diagnose-title" },
+      make("p", { class: "diagnose-label" }, words), make("h2", { id: "diagnose-title" }, ...this.title(one)),
+      make("p", { class: "diagnose-why" }, ...who, ...inline(suspect ? suspect.why : one.why, false)),
+      ...body(one, this.entry(one), this.data.tables.nothing_known),
+      make("p", { class: "diagnose-row" }, copyButton(text, "Copy report"), ...this.page(one)));
+  }
+
+  other(one) {
     const rank = one.rank === null ? "" : `, rank ${one.rank}${one.ranks.length > 1 ? " first" : ""}`;
-    const lines = make("pre", { class: "diagnose-evidence", tabindex: "0" });
-    for (const line of one.evidence) {
-      const where = `${line.source ? `${inert(line.source)}:` : "line "}${line.line_number}`;
-      const who = line.rank === null ? "" : ` rank ${line.rank}`;
-      lines.append(make("span", { class: "diagnose-where" }, `${where}${who}  `), inert(line.text), "\n");
-    }
-    const part = (label, text) => (text ? [make("p", { class: "diagnose-label" }, label), ...markdown(text, entry)] : []);
-    const item = make("li", { "data-id": one.id },
-      make("h3", {}, ...inline(one.title, entry)),
-      make("p", { class: "diagnose-id" }, make("code", {}, one.id), rank), lines,
-      make("p", {}, one.why), ...part("Cause", one.cause), ...part("Fix", one.fix), ...part("To be sure", one.collect));
-    if (one.followed.length) {
-      item.append(make("p", { class: "diagnose-label" }, "What followed from it"), make("ul", {}, ...one.followed.map((f) => {
-        const who = f.evidence.rank === null ? "" : `, first on rank ${f.evidence.rank}`;
-        return make("li", {}, ...inline(f.title, false), ` (${f.count}×${who}, line ${f.evidence.line_number})`);
-      })));
-    }
-    if (entry) item.append(make("p", {}, make("a", { href: `${this.getAttribute("errors")}${one.id}.html` }, "Its page")));
-    return item;
+    return make("details", { class: "diagnose-other", "data-id": one.id },
+      make("summary", {}, ...this.title(one), make("span", { class: "diagnose-where" }, rank)),
+      make("p", {}, ...inline(one.why, false)), ...body(one, this.entry(one), []), make("p", {}, ...this.page(one)));
+  }
+
+  page(one) {
+    return this.entry(one) ? [make("a", { href: `${this.getAttribute("errors")}${one.id}.html` }, "Its page, with what each rank shows")] : [];
   }
 }
 

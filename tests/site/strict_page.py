@@ -14,7 +14,7 @@ KINDS = ("step-explorer", "ring-stepper", "interval-calculator")
 _HOST = "http://page.test/"
 _CSP = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'"
 # furo gives the page its colours
-_LOOKS = """body { margin: 0; background: var(--color-background-primary); color: var(--color-foreground-primary); }
+LOOKS = """body { margin: 0; background: var(--color-background-primary); color: var(--color-foreground-primary); }
 main { max-width: 46rem; margin: 0 auto; padding: 1rem; }"""
 
 
@@ -91,7 +91,7 @@ class StrictPage:
 
     def _serve(self, route: Route) -> None:
         name = route.request.url.removeprefix(_HOST)
-        own = {"page.html": self._html, "looks.css": _LOOKS}
+        own = {"page.html": self._html, "looks.css": LOOKS}
         kind = mimetypes.guess_type(name)[0] or "font/woff2"
         if name in own:
             headers = {"content-security-policy": _CSP}
