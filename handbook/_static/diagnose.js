@@ -133,7 +133,7 @@ class DiagnoseLog extends HTMLElement {
     const [first, ...others] = diagnoses;
     const answers = others.length ? `${diagnoses.length} diagnoses` : "1 diagnosis";
     this.state.textContent = `${answers} from ${count} characters. First: ${inert(first.title)}.`;
-    const suspect = answer.suspect ?? (first.rank === null ? null : { rank: first.rank, why: first.why });
+    const suspect = answer.suspect === undefined ? this.reporter(first) : answer.suspect;
     const verdict = this.verdict(first, suspect, report(answer, first, suspect, seen));
     this.results.append(verdict);
     const entries = answer.timeline ?? fromAnswers(diagnoses);
@@ -141,6 +141,11 @@ class DiagnoseLog extends HTMLElement {
     if (others.length) this.results.append(make("h3", {}, "If that is not it"), ...others.slice(0, 9).map((one) => this.other(one)));
     verdict.focus({ preventScroll: true });
     verdict.scrollIntoView();
+  }
+
+  // From an engine that names no suspect: who reports a cause is one, and who reports that another one is missing is none.
+  reporter(one) {
+    return one.rank !== null && (one.role === "cause" || !this.entry(one)) ? { rank: one.rank, why: one.why } : null;
   }
 
   entry(one) {

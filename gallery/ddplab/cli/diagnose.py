@@ -20,6 +20,7 @@ from ..diagnose.reading import log_files, ranks_of, read_text
 from ..diagnose.tables import limits, nothing_known
 from ..errors import BadInput
 from ..ranks import ranks_text
+from .handbook import address
 from .terminal import Terminal
 
 EXAMPLE = """\
@@ -69,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> int:
     found = engine.finish()
     shown = found[: arguments.top]
     if arguments.json:
-        listed = [asdict(one) for one in shown]
+        listed = [asdict(one) | {"address": address(one.page)} for one in shown]
         answer = {"read": read, "diagnoses": listed, "more": len(found) - len(shown), "collect": _collect(found)}
         print(json.dumps(answer, indent=2))  # in ASCII: the text of a log must not control the terminal here, either
     elif found:
@@ -165,11 +166,14 @@ def _wrapped(text: str, first: str = "  ", rest: str = "  ") -> str:
     return "\n".join(lines)
 
 
+_EMPHASIS = re.compile(r"(`[^`]*`)|(?<!\w)\*\*?([^*\s](?:[^*]*[^*\s])?)\*\*?(?!\w)")  # a star in code is a star
+
+
 def plain(markdown: str) -> str:
-    """Markdown for a terminal: links and roles become their text."""
+    """Markdown for a terminal: links, roles and emphasis become their text."""
     text = re.sub(r"\{[a-z:-]+\}`([^`<]*?)\s*(?:<[^`>]*>)?`", r"\1", markdown)
     text = re.sub(r"\[([^\]]+)\]\((https?://[^)\s]+)\)", r"\1 (\2)", text)
-    return text.replace("**", "")
+    return _EMPHASIS.sub(lambda found: found[1] or found[2], text)
 
 
 def _text(shown: list[Diagnosis], more: int) -> str:
@@ -192,7 +196,8 @@ def _text(shown: list[Diagnosis], more: int) -> str:
                 lines.append(_wrapped(text, "    - ", "      "))
             if len(one.followed) > 4:
                 lines.append(f"    - and {len(one.followed) - 4} more")
-        lines.append(f"  Handbook: {one.page}")
+        if where := address(one.page):
+            lines.append(f"  Handbook: {where}")
         blocks.append("\n".join(lines))
     if more:
         blocks.append(f"{more} more: ddplab diagnose --top {len(shown) + more}")
