@@ -1,4 +1,4 @@
-"""The address that `ddplab diagnose` prints opens: a page of the published book, of the built one, or the entry's file."""
+"""The address that `ddplab diagnose` prints opens: in the published book, in the built one, or the entry's file."""
 
 from pathlib import Path
 from urllib.parse import urlparse
@@ -32,7 +32,7 @@ def test_what_the_command_prints_opens(tmp_path, capsys):
     log.write_text(entries()["gloo-timeout"].samples[0], encoding="utf-8")
     assert main(["diagnose", str(log)]) == 0
     where = capsys.readouterr().out.partition("Handbook: ")[2].strip()
-    assert where.startswith("https://") or "gloo-timeout" in where and opened(where)
+    assert where.startswith("https://") or ("gloo-timeout" in where and opened(where))
 
 
 @pytest.mark.parametrize(

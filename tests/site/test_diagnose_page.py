@@ -57,8 +57,8 @@ def page(browser, tmp_path_factory):
     (folder / "page.html").write_text(
         f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Diagnose</title>{styles}
         <meta name="viewport" content="width=device-width, initial-scale=1"><style>{LOOKS}</style>
-        <main><article><h1>Diagnose</h1>{start}<div class="diagnose-instead">Static.</div></ddp-diagnose></article></main>
-        {scripts}</html>""",
+        <main><article><h1>Diagnose</h1>
+        {start}<div class="diagnose-instead">Static.</div></ddp-diagnose></article></main>{scripts}</html>""",
         encoding="utf-8",
     )
     page = browser.new_page(reduced_motion="reduce")
