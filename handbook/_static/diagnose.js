@@ -39,7 +39,7 @@ function run(data, files, progress) {
 
 // -- the element ------------------------------------------------------------------------------------------
 
-const { make, inert, inline, body, copyButton, report, versions, timeline, fromAnswers } = window.ddpDiagnose;
+const { make, inert, colored, inline, body, copyButton, report, versions, timeline, fromAnswers } = window.ddpDiagnose;
 const KEPT = "diagnose-text"; // the key in the tab's own storage
 const HEAD = 1 << 18; // bytes of the first log that are looked through for versions
 
@@ -157,8 +157,8 @@ class DiagnoseLog extends HTMLElement {
   }
 
   verdict(one, suspect, text) {
-    const who = suspect ? [make("strong", { class: `diagnose-rank r${suspect.rank % 8}` }, `Rank ${suspect.rank}`), " "] : [];
-    const words = one.role === "consequence" ? "Only a consequence is in this log" : suspect ? "Most likely, and the suspect" : "Most likely";
+    const who = suspect ? [colored(make("strong", { class: "diagnose-rank" }, `Suspect: rank ${suspect.rank}`), suspect.rank), " "] : [];
+    const words = one.role === "consequence" ? "A consequence; its cause is not in this log" : "Most likely";
     return make("article", { class: "diagnose-verdict", "data-id": one.id, tabindex: "-1", "aria-labelledby": "diagnose-title" },
       make("p", { class: "diagnose-label" }, words), make("h2", { id: "diagnose-title" }, ...this.title(one)),
       make("p", { class: "diagnose-why" }, ...who, ...inline(suspect ? suspect.why : one.why, false)),

@@ -16,12 +16,18 @@ function inert(text) {
     (c) => (c < "\x80" ? `\\x${c.charCodeAt(0).toString(16).padStart(2, "0")}` : `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`));
 }
 
+// The color that the rank has in the whole book.
+function colored(element, rank) {
+  if (Number.isInteger(rank)) element.style.setProperty("--rank", `var(--rank-${rank % 8})`);
+  return element;
+}
+
 // -- the little Markdown that our own texts use ---------------------------------------------------------------
 
 // Roles become their text. What quotes a log is not trusted: no link, and a star in it is a star.
 const MARKS = /\{[a-z:-]+\}`([^`<]*?)\s*(?:<[^`>]*>)?`|`([^`]+)`|\*\*([^*]+)\*\*|\*([^*\s](?:[^*]*[^*\s])?)\*|\[([^\]]+)\]\((https:\/\/[^)\s]+)\)/g;
 
-function inline(text, trusted, code = (one) => [make("code", {}, one)]) {
+function inline(text, trusted, code = (one) => [make("code", { class: "literal" }, one)]) {
   const parts = [];
   let at = 0;
   for (const m of text.matchAll(MARKS)) {
@@ -97,7 +103,7 @@ function copied(text) {
 
 // A command, or a variable to set, which a reader types as it stands; of the texts "To be sure" only, since these look and change nothing.
 const COMMAND = /^(?:[A-Z][A-Z0-9_]+=\S|(?:cat|ddplab|df|dmesg|getent|ibstat|ip|kubectl|ls|nc|nvidia-\S+|pip|ping|py-spy|python|sacct|ss|torchrun|ulimit) )/;
-const command = (text) => [make("code", {}, text), ...(COMMAND.test(text) ? [" ", copyButton(text, "Copy", `Copy ${text}`)] : [])];
+const command = (text) => [make("code", { class: "literal" }, text), ...(COMMAND.test(text) ? [" ", copyButton(text, "Copy", `Copy ${text}`)] : [])];
 
 // -- an answer ----------------------------------------------------------------------------------------------
 
@@ -156,5 +162,5 @@ function report(answer, first, suspect, seen) {
   return `${parts.join("\n\n")}\n`;
 }
 
-window.ddpDiagnose = { make, inert, inline, body, copyButton, report, versions };
+window.ddpDiagnose = { make, inert, colored, inline, body, copyButton, report, versions };
 })();

@@ -2,14 +2,14 @@
 // A column is a line, not a second: what matters happens within a moment, and then nothing for half an hour.
 (() => {
 "use strict";
-const { make, inert } = window.ddpDiagnose;
+const { make, inert, colored } = window.ddpDiagnose;
 const LANES = 12; // more ranks share the last one
 // Told apart by shape as well as by color; drawn in a square of 16.
 const KINDS = {
   error: ["Error", "M8 0.5 15.5 8 8 15.5 0.5 8Z"],
   warning: ["Warning", "M8 1.5 15.5 14.5H0.5Z"],
   consequence: ["Consequence", "M8 1a7 7 0 1 0 0 14A7 7 0 1 0 8 1Zm0 3.4a3.6 3.6 0 1 1 0 7.2 3.6 3.6 0 1 1 0-7.2Z"],
-  fact: ["Said", "M6 2h4v12H6Z"],
+  fact: ["Note", "M6 2h4v12H6Z"],
 };
 
 function shape(kind) {
@@ -46,20 +46,22 @@ function timeline(entries, suspect) {
   chart.style.setProperty("--columns", entries.length);
   const at = (element, row, column) => { element.style.gridArea = `${row + 2} / ${column}`; chart.append(element); return element; };
   for (const [row, lane] of lanes.entries()) {
-    const color = Number.isInteger(lane.rank) ? ` r${lane.rank % 8}` : "";
     const suspected = suspect && lane.rank === suspect.rank ? " diagnose-suspected" : "";
-    at(make("span", { class: `diagnose-lane${color}${suspected}` }), row, "1 / auto / -1").setAttribute("aria-hidden", "true");
-    at(make("span", { class: `diagnose-lane-name${color}${suspected}` }, lane.name), row, 1);
+    at(colored(make("span", { class: `diagnose-lane${suspected}`, "aria-hidden": "true" }), lane.rank), row, "1 / auto / -1");
+    at(colored(make("span", { class: `diagnose-lane-name${suspected}` }, lane.name), lane.rank), row, 1);
   }
   const readout = make("p", { class: "diagnose-readout", "aria-live": "polite" });
+  const scroll = make("div", { class: "diagnose-scroll" }, chart);
+  const times = entries.map((one) => one.seconds).filter((seconds) => seconds !== null);
+  const pause = Math.max(1, (Math.max(...times) - Math.min(...times)) / 12); // s; a column would hide it
   let before = null, began = null;
   const marks = entries.map((one, number) => {
     if (one.seconds !== null) {
       began ??= one.seconds;
-      if (before !== null && one.seconds - before >= 1) { // a pause, which a column would hide
+      if (before !== null && one.seconds - before >= pause) {
         at(make("span", { class: "diagnose-pause" }, span(one.seconds - before)), -1, number + 2);
         const rule = at(make("span", { class: "diagnose-rule", "aria-hidden": "true" }), 0, number + 2);
-        rule.style.gridRowEnd = "-1";
+        rule.style.gridRowEnd = `span ${lanes.length}`;
       }
       before = one.seconds;
     }
@@ -76,6 +78,11 @@ function timeline(entries, suspect) {
     marks[number].tabIndex = 0;
     marks[number].setAttribute("aria-pressed", "true");
     readout.replaceChildren(...told(entries[number], began));
+    show();
+  }
+  function show() {
+    const left = marks[chosen].offsetLeft - scroll.scrollLeft;
+    if (left < scroll.clientWidth / 4 || left > scroll.clientWidth - 40) scroll.scrollLeft += left - scroll.clientWidth / 2;
   }
   chart.addEventListener("keydown", (event) => {
     const row = rowOf(entries[chosen].rank), own = [...marks.keys()].filter((n) => rowOf(entries[n].rank) === row);
@@ -95,17 +102,18 @@ function timeline(entries, suspect) {
   }
   const first = entries.findIndex((one) => one.kind === "error" && (!suspect || one.rank === suspect.rank));
   choose(Math.max(0, first));
+  requestAnimationFrame(show); // by then it is in the page
 
   const kinds = Object.keys(KINDS).filter((kind) => entries.some((one) => one.kind === kind));
   const legend = make("p", { class: "diagnose-legend" }, ...kinds.map((kind) => make("span", {}, shape(kind), KINDS[kind][0].toLowerCase())));
   const list = make("ol", {}, ...entries.map((one) => make("li", {}, ...told(one, began))));
   const words = `As a list: ${entries.length} lines`;
   return make("section", { class: "diagnose-timeline" }, make("h3", {}, "What each rank said"), legend,
-    make("div", { class: "diagnose-scroll" }, chart), readout, make("details", {}, make("summary", {}, words), list));
+    scroll, readout, make("details", {}, make("summary", {}, words), list));
 }
 
 function told(one, began) {
-  const when = one.seconds === null || began === null ? "" : `, after ${span(one.seconds - began)}`;
+  const when = one.seconds === null || began === null ? "" : `, after ${span(Math.max(0, one.seconds - began))}`;
   return [make("span", { class: "diagnose-where" }, shape(one.kind), ` ${KINDS[one.kind][0]}, ${who(one.rank)}, line ${one.line}${when} `),
     make("code", {}, inert(one.text))];
 }
