@@ -52,9 +52,10 @@
     const { index, sections, words } = await prepare();
     const plain = query.trim().toLowerCase().replace(/\s+/g, " ");
     if (!plain) return [];
-    // A pasted line is the message of an entry if it has all parts of it that do not vary.
-    const said = new Set(sections.flatMap((section, number) =>
-      section.says?.some((parts) => parts.every((part) => plain.includes(part.toLowerCase()))) ? [number] : []));
+    // A pasted line is the message of an entry, or stands around it, if it has all parts of it that do not vary.
+    const having = (what) => new Set(sections.flatMap((section, number) =>
+      section[what]?.some((parts) => parts.every((part) => plain.includes(part.toLowerCase()))) ? [number] : []));
+    const said = having("says"), printed = having("prints");
     const options = {
       boost: FIELDS, prefix: (word) => word.length > 3, fuzzy: (word) => (word.length > 5 ? 0.15 : false), maxFuzzy: 1,
       boostDocument: (number) => KINDS[sections[number].kind] / Math.sqrt(sections[number].level),
@@ -72,10 +73,12 @@
         hits.push(hit);
       }
     }
-    for (const number of said) if (!hits.some((hit) => hit.id === number)) hits.push({ id: number, score: 1, terms: [] });
+    const known = new Set(hits.map((hit) => hit.id));
+    for (const number of new Set([...said, ...printed])) if (!known.has(number)) hits.push({ id: number, score: 1, terms: [] });
     const best = Math.max(...hits.map((hit) => hit.score));
     for (const hit of hits) {
-      if (said.has(hit.id)) hit.score += best;
+      if (said.has(hit.id)) hit.score += 2 * best;
+      else if (printed.has(hit.id)) hit.score += best;
       const section = sections[hit.id], title = section.title.toLowerCase();
       const phrase = plain.includes(" ") && `${section.text} ${section.code}`.toLowerCase().includes(plain);
       if (title === plain || section.asked.split(", ").includes(plain)) hit.score *= 4;

@@ -7,6 +7,7 @@ written as a script, since a page that was opened from a file may load scripts a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import tomllib  # type: ignore[import-not-found]  # the book is built with 3.11 or newer; the kit runs on 3.10
 from docutils import nodes
 from sphinx.application import Sphinx
+
+from ddplab.diagnose.entry import entries
 
 from ..explorers.error_index import error_entry
 from ..explorers.error_pages import pages
@@ -70,9 +73,22 @@ def _words(section: nodes.section) -> dict[str, str]:
 
 
 def _says(section: nodes.section) -> dict[str, list[list[str]]]:
-    """What a line of a log has if it is the message of this section."""
+    """What a line of a log has if it is the message of this section, or stands around the message."""
     body = next((one for one in section.children if isinstance(one, error_entry)), None)
-    return {"says": body["says"]} if body is not None else {}
+    if body is None:
+        return {}
+    samples = entries()[body["entry_id"]].samples
+    return {"says": body["says"], "prints": [parts for text in samples for parts in _fixed_parts(text)]}
+
+
+def _fixed_parts(sample: str) -> Iterator[list[str]]:
+    """What any log has in the place of each line of the sample: no numbers, no folders, no prefix that names a rank."""
+    for line in sample.splitlines():
+        pieces = (" ".join(piece.split()) for piece in re.split(r"^\[rank\d+\]:|/[^\s\"]*/|\d+", line))
+        kept = [piece for piece in pieces if len(piece) >= 4]
+        letters = len(re.findall(r"[^\W\d_]", " ".join(kept)))
+        if letters >= 16 and "Traceback (most recent" not in line:  # a ruler or an exception's bare name is anybody's
+            yield kept
 
 
 def _short(pieces: list[str]) -> str:
@@ -124,4 +140,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("build-finished", write_file)
     app.add_js_file("search.js", loading_method="defer")
     app.add_css_file("search.css")
-    return {"env_version": 3, "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"env_version": 4, "parallel_read_safe": True, "parallel_write_safe": True}
