@@ -15,21 +15,24 @@ window.makeDiagnoseEngine = function makeEngine(data) {
 
   function readLine(raw) {
     let text = raw.includes("\x1b") ? raw.replace(escapes, "") : raw;
-    if (text[0] === "\r") text = text.slice(1);
+    text = text.replace(/^[\r\0]+|[\r\0]+$/g, "");
     const front = text.slice(0, limits.prefix_chars);
     let at = 0, rank = null, strong = false, time = null, level = "";
     for (let n = 0; n < limits.prefixes; n++) {
       let kind = "", m = null;
       for (const [name, prefix] of prefixes) {
+        if (name === "logger" && time === null && level === "") continue;
         prefix.lastIndex = at;
         if ((m = prefix.exec(front))) { kind = name; break; }
       }
-      if (!m) break;
+      if (!m || m[0] === "") break;
       at += m[0].length;
       if (kind === "rank") { rank = +m[1]; strong = true; }
       else if (kind === "label") rank = rank === null ? +m[1] : rank;
       else if (kind === "iso") time = time || isoTime(m);
       else if (kind === "syslog") time = time || localTime(words.months.indexOf(m[1]) + 1, m[2], m[3], m[4], m[5], "");
+      else if (kind === "us") time = time || localTime(m[1], m[2], m[3], m[4], m[5], "");
+      else if (kind === "level") level = level || m[1][0];
       else if (kind === "glog") {
         level = m[1];
         time = time || (m[2] ? localTime(m[2], m[3], m[4], m[5], m[6], m[7]) : null);
@@ -62,6 +65,86 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     iso.lastIndex = 0;
     const m = iso.exec(text.trim() + " ");
     return m ? isoTime(m) : null;
+  }
+
+  // unwrap.py
+
+  let wrapped = ""; // not yet a whole piece
+
+  function unwrapped(piece) {
+    const text = wrapped + piece, most = limits.unwrap_chars, ready = [];
+    let at = 0;
+    while (text.length - at > most) {
+      const end = text.lastIndexOf("\n", at + most - 1) + 1;
+      ready.push(unwrap(text.slice(at, end > at ? end : at + most)));
+      at = end > at ? end : at + most;
+    }
+    wrapped = text.slice(at);
+    return ready.join("");
+  }
+
+  function unwrap(text) {
+    let lines = text.split("\n");
+    const width = lines.reduce((most, line) => Math.max(most, line.length), 0);
+    if (text.includes('{"')) lines = lines.map((line) => unpacked(line, limits.json_depth));
+    else if (limits.wrap_least <= width && width <= limits.wrap_most && isCut(lines, width)) lines = joined(lines, width);
+    else return text;
+    return lines.join("\n");
+  }
+
+  function unpacked(line, depth) {
+    const m = line.includes('{"') && depth ? patterns.json.exec(line) : null;
+    let content;
+    try { content = m && JSON.parse(m[2]); } catch { return line; }
+    if (!content) return line;
+    const text = valueIn(content, words.json_text, limits.json_depth);
+    const trace = valueIn(content, words.json_trace, limits.json_depth);
+    if (!text && !trace) return line;
+    const [time, level, rank] = [words.json_time, words.json_level, words.json_rank]
+      .map((names) => names.map((name) => content[name]).find((one) => one !== undefined && one !== null));
+    let front = m[1];
+    if (typeof time === "string" && patterns.json_time.test(time)) front += `${time} `;
+    if (typeof level === "string" && words.levels.includes(level.toUpperCase())) front += `${level.toUpperCase()} `;
+    if (patterns.json_rank.test(String(rank))) front += `[${rank}]: `;
+    const both = text && trace ? `${text}\n${trace}` : text || trace;
+    const plain = both.replace(/\r\n?/g, "\n").replaceAll("\0", "").replace(/^\n+|\n+$/g, "");
+    return plain.split("\n").slice(0, limits.json_lines).map((one) => unpacked(front + one, depth - 1)).join("\n\r");
+  }
+
+  function valueIn(content, names, depth) {
+    for (const name of names) {
+      let value = Object.hasOwn(content, name) ? content[name] : null;
+      if (depth && value && typeof value === "object" && !Array.isArray(value)) value = valueIn(value, names, depth - 1);
+      if (typeof value === "string" && value.trim()) return value;
+    }
+    return "";
+  }
+
+  function begins(line, above) {
+    const stem = (one) => one.slice(0, 3).replace(/[0-9]/g, "0");
+    const prefixed = () => prefixes.some(([, prefix]) => { prefix.lastIndex = 0; return prefix.test(line); });
+    return !line || prefixed() || patterns.begins.test(line) || line[0] === "\r" || stem(line) === stem(above);
+  }
+
+  function isCut(lines, width) {
+    const below = [];
+    lines.slice(0, -1).forEach((line, at) => { if (line.length === width) below.push([line, lines[at + 1]]); });
+    if (new Set(below.map(([line]) => line)).size < 2) return false;
+    const rest = below.filter(([line, after]) => !begins(after, line));
+    const odd = rest.filter(([, after]) => patterns.continues.test(after)).length;
+    return rest.length >= 2 && 4 * rest.length >= 3 * below.length && 2 * odd >= rest.length;
+  }
+
+  function joined(lines, width) {
+    const made = [];
+    for (let at = 0; at < lines.length; ) {
+      let end = at + 1;
+      while (end < lines.length && end - at < limits.wrap_pieces && lines[end - 1].length === width
+          && !begins(lines[end], lines[end - 1])) end++;
+      made.push(lines.slice(at, end).join("") + "\0".repeat(end - at - 1));
+      at = end;
+    }
+    return made;
   }
 
   // reading.py
@@ -121,6 +204,10 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     held = "";
     if (text.endsWith("\r")) { text = text.slice(0, -1); held = "\r"; }
     if (text.includes("\r")) text = text.replaceAll("\r\n", "\n").replaceAll("\r", "\n\r");
+    append(unwrapped(text));
+  }
+
+  function append(text) {
     let at = 0;
     while (at < text.length) {
       const take = limits.block_chars - (buffer.length - scanned);
@@ -141,6 +228,8 @@ window.makeDiagnoseEngine = function makeEngine(data) {
   }
 
   function endFile() {
+    append(unwrap(wrapped));
+    wrapped = "";
     scan(buffer.length);
     for (const lane of lanes.values())
       if (lane.summary && lane.root && lane.summary.rank !== null) findings.exits.push(lane.summary);
@@ -195,7 +284,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
       if (stop < 0) stop = end;
       readOne(begin, stop, lines.get(begin) || []);
       at = Math.min(stop + 1, end);
-      if (at > stop) count(stop, at);
+      count(begin, at);
     }
     count(at, end);
     scanned = end;
@@ -204,6 +293,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
   function count(from, to) {
     for (let at = buffer.indexOf("\n", from); at >= 0 && at < to; at = buffer.indexOf("\n", at + 1))
       if (buffer[at + 1] !== "\r") number++;
+    for (let at = buffer.indexOf("\0", from); at >= 0 && at < to; at = buffer.indexOf("\0", at + 1)) number++;
   }
 
   function readOne(begin, stop, hits) {
@@ -348,7 +438,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     }
     if (!lane.open.length) return [false, null];
     const current = lane.open[lane.open.length - 1];
-    if ((m = patterns.frame.exec(body) || patterns.rich_frame.exec(body))) {
+    if ((m = patterns.frame.exec(body) || patterns.rich_frame.exec(body) || patterns.cell_frame.exec(body))) {
       const place = `${m[2]}:${m[3]}` + (m[4] ? ` in ${m[4].trim()}` : "");
       for (const one of lane.open) {
         one.inFrame = true;
@@ -645,7 +735,8 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     let text = sentences.exit;
     if (!one.exit) {
       text = one.count === 1 ? sentences.once : sentences.often;
-      text += ranks.length > 1 ? sentences.several_ranks : ranks.length ? sentences.one_rank : sentences.no_rank;
+      if (ranks.length && one.hits.some((hit) => hit.rank === null)) text += sentences.some_lines;
+      else text += ranks.length > 1 ? sentences.several_ranks : ranks.length ? sentences.one_rank : sentences.no_rank;
       if (root && root.rank !== null) {
         if (ranks.includes(root.rank)) text += sentences.root_too;
         else if (!ranks.length) text += sentences.root;

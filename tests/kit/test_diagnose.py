@@ -14,7 +14,8 @@ from ddplab.diagnose import Diagnosis, Engine, diagnose, entries
 from ddplab.diagnose.lines import read_line
 from ddplab.diagnose.reading import ranks_of
 from ddplab.diagnose.search import Search
-from diagnose_logs import BOOK, CAUSE, FOLLOWED, KNOWN, LOGS, OWN, SAMPLES, answers
+from ddplab.diagnose.unwrap import unwrap
+from diagnose_logs import BOOK, CAUSE, FOLLOWED, KNOWN, LOGS, OWN, SAMPLES, WRAPPED, answers, cut
 
 
 def answers_to(log: str) -> list[Diagnosis]:
@@ -177,6 +178,66 @@ def test_what_a_family_prints_follows_from_the_cause_above_it():
         assert name in [f"{other.id}.log" for other in best.followed]
 
 
+# -- what carries a log -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", dict(WRAPPED))
+def test_a_log_reads_the_same_whatever_carries_it(name):
+    best, *others = answers(KNOWN, (name, dict(WRAPPED)[name]))
+    assert (best.id, best.rank, [one.id for one in best.followed], others) == (
+        "python-exception",
+        2,
+        ["gloo-closed", "torchrun-child-failed"],
+        [],
+    )
+    assert best.title == "A Python exception ended a rank: KeyError: 'label'"
+    assert "`/tmp/dg/boom.py:11 in main`" in best.cause
+    if "columns" not in name:
+        assert best.evidence[0].line_number == 7
+
+
+def test_a_line_of_json_with_a_whole_traceback_is_one_line_of_the_file():
+    trace = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in f\n    g()\nKeyError: "x"\n'
+    log = [json.dumps({"loss": 0.5}), json.dumps({"message": "it failed", "exc_info": trace, "rank": 3}), "", "EADDRINUSE"]
+    first, second = sorted(diagnose(log, KNOWN), key=lambda one: one.id)
+    assert (first.id, first.evidence[0].line_number) == ("address-in-use", 4)
+    assert (second.rank, second.evidence[0].line_number, second.title[-13:]) == (3, 2, 'KeyError: "x"')
+
+
+def test_lines_that_were_cut_keep_their_numbers():
+    long = "[rank1]: " + "x" * 60 + " CUDA out of memory. Tried to allocate 20 MiB, " + "y" * 60
+    log = cut("\n".join([long, long.replace("rank1", "rank2"), "EADDRINUSE"]), 80).splitlines()
+    found = {one.id: one for one in diagnose(log, KNOWN)}
+    assert found["memory-cuda"].ranks == [1, 2]
+    assert [one.line_number for one in found["memory-cuda"].evidence] == [1, 4]
+    assert found["address-in-use"].evidence[0].line_number == len(log)
+
+
+def test_lines_of_one_width_that_were_not_cut_stay_lines():
+    log = [f"step {step:04} loss 0.5000 " + "-" * 60 for step in range(50)] + ["KeyError: 3"]
+    assert "\0" not in unwrap("\n".join(log))
+    two = ["a warning of one rank, " + "w" * 60, "EADDRINUSE"] * 2
+    assert "\0" not in unwrap("\n".join(two))
+
+
+def test_the_traceback_of_a_notebook_has_its_place():
+    log = """\
+---------------------------------------------------------------------------
+ValueError                                Traceback (most recent call last)
+Cell In[3], line 2
+      1 from train import main
+----> 2 main()
+
+File ~/train.py:12, in main(batch)
+     11 def main(batch):
+---> 12     raise ValueError("negative label")
+
+ValueError: negative label"""
+    (best,) = diagnose(log.splitlines(), KNOWN)
+    assert "`~/train.py:12 in main(batch)`" in best.cause
+    assert best.evidence[0].line_number == 11
+
+
 # -- lines and files ----------------------------------------------------------------------------------
 
 
@@ -201,7 +262,7 @@ def test_what_a_family_prints_follows_from_the_cause_above_it():
         ),
         ("[E ProcessGroupNCCL.cpp:828] [Rank 7] boom", 7, "boom"),
         ("[80746] [rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] boom", 0, "boom"),
-        ("node1:41:99 [4] NCCL WARN boom", 4, "NCCL WARN boom"),
+        ("node1:41:99 [4] NCCL WARN boom", None, "NCCL WARN boom"),  # a device, not a rank
         ("2026-11-21 10:00:00,123 boom", None, "boom"),
         ("2026-11-21T10:00:00.123Z [rank2]: boom", 2, "boom"),
         ("Nov 21 10:00:00 node1 slurmd[9]: boom", None, "boom"),
@@ -209,6 +270,29 @@ def test_what_a_family_prints_follows_from_the_cause_above_it():
         ("[pod/job-worker-0/torch] 2026-11-21T10:00:00Z boom", None, "boom"),
         ("RuntimeError: boom", None, "RuntimeError: boom"),
         ("[7/10] step", None, "[7/10] step"),
+        ("2026-11-21T10:00:00.123456789Z stderr F   File", None, "  File"),  # CRI
+        ("2026-11-21T10:00:00Z stdout F [rank2]: boom", 2, "boom"),
+        ("job-worker-0 pytorch [rank0]: boom", 0, "boom"),  # stern
+        ("job-worker-0 pytorch   File", None, "  File"),
+        ("non-zero exit 1 of Traceback", None, "non-zero exit 1 of Traceback"),
+        ("worker-3: [rank3]: boom", 3, "boom"),  # pdsh, as DeepSpeed uses it
+        ("10.0.0.7:   File", None, "  File"),
+        ("(RayTrainWorker pid=4021, ip=10.0.0.5) [rank1]: boom", 1, "boom"),
+        ("(pid=4021)   File", None, "  File"),
+        ("> > [rank1]:   File", 1, "  File"),
+        (">>> boom", None, ">>> boom"),
+        ("2026-11-21 10:00:00,123 ERROR train: boom", None, "boom"),  # Python's logging
+        ("2026-11-21 10:00:00,123 - train.loop - ERROR - boom", None, "boom"),
+        ("2026-11-21 10:00:00.123 | ERROR    | __main__:main:12 - boom", None, "boom"),
+        ("[2026-11-21 10:00:00,123] [INFO] [launch.py:256:main] boom", None, "boom"),
+        ("[2026-11-21 10:00:00,123][train][INFO] - boom", None, "boom"),
+        ("11/21/2026 10:00:00 - INFO - __main__ - boom", None, "boom"),
+        ("[INFO|trainer.py:2134] 2026-11-21 10:00:00,123 >> boom", None, "boom"),
+        ("ERROR:train:boom", None, "boom"),
+        ("ERROR:   File", None, "  File"),
+        ("2026-11-21 10:00:00 torch.cuda.OutOfMemoryError: boom", None, "torch.cuda.OutOfMemoryError: boom"),
+        ("worker-1  | 2026-11-21 10:00:00 ERROR [3]: boom", 3, "boom"),
+        ("json.decoder.JSONDecodeError: boom", None, "json.decoder.JSONDecodeError: boom"),
     ],
 )
 def test_prefixes_of_a_line(raw, rank, body):

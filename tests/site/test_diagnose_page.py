@@ -16,7 +16,7 @@ from _ext.explorers.diagnose_page import SCRIPTS, element
 from ddplab.diagnose import entries
 from ddplab.diagnose.browser import page_data
 from ddplab.diagnose.tables import tables
-from diagnose_logs import BOOK, FOLLOWED, KNOWN, LOGS, SAMPLES, answers
+from diagnose_logs import BOOK, FOLLOWED, KNOWN, LOGS, SAMPLES, WRAPPED, answers
 from tools import ROOT
 
 pytestmark = pytest.mark.full
@@ -81,7 +81,7 @@ def in_python(known: dict, *files: tuple[str, bytes]) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("known", "files"), [(KNOWN, LOGS), (BOOK, LOGS + SAMPLES + FOLLOWED)], ids=["own entries", "the book's entries"]
+    ("known", "files"), [(KNOWN, LOGS), (BOOK, LOGS + WRAPPED + SAMPLES + FOLLOWED)], ids=["own entries", "the book's entries"]
 )
 def test_page_and_command_answer_the_same(page, known, files):
     """Without a worker, as where a page may start none: hundreds of workers would take most of the time."""

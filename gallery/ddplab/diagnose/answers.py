@@ -124,7 +124,10 @@ def _why(one: Candidate, rank: int | None, ranks: list[int], root: Exit | None) 
         text = why.exit
     else:
         text = why.once if one.count == 1 else why.often
-        text += why.several_ranks if len(ranks) > 1 else why.one_rank if ranks else why.no_rank
+        if ranks and None in one.ranks:
+            text += why.some_lines
+        else:
+            text += why.several_ranks if len(ranks) > 1 else why.one_rank if ranks else why.no_rank
         if root and root.rank is not None:
             if root.rank in ranks:
                 text += why.root_too

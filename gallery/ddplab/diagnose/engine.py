@@ -18,6 +18,7 @@ from .lines import Line, read_line
 from .ranking import rank_findings
 from .search import Search
 from .tables import limits, marks, patterns, words
+from .unwrap import Unwrapper
 from .window import Window
 
 _MARKS = tuple(vars(marks).values())
@@ -37,6 +38,7 @@ class Engine:
 
     def _start_file(self) -> None:
         self._window = Window()
+        self._unwrapper = Unwrapper()
         self._held = ""  # a carriage return at the end of a piece
         self._lanes: dict[int | None, Lane] = {}
         self._busy = 0  # open tracebacks and summaries
@@ -58,6 +60,9 @@ class Engine:
             text, self._held = text[:-1], "\r"
         if "\r" in text:  # a progress bar's parts become lines that begin with a carriage return and are not counted
             text = text.replace("\r\n", "\n").replace("\r", "\n\r")
+        self._read(self._unwrapper.feed(text))
+
+    def _read(self, text: str) -> None:
         for end in self._window.blocks(text):
             self._scan(end)
 
@@ -67,6 +72,7 @@ class Engine:
         return rank_findings(self._findings, self._known)
 
     def _end_file(self) -> None:
+        self._read(self._unwrapper.finish())
         self._scan(len(self._window.text))
         for lane in self._lanes.values():
             if lane.summary and lane.root and lane.summary.rank is not None:
@@ -95,8 +101,7 @@ class Engine:
             stop = end if stop < 0 else stop
             self._line(begin, stop, lines.get(begin, []))
             at = min(stop + 1, end)
-            if at > stop:
-                window.count(stop, at)
+            window.count(begin, at)
         window.count(at, end)
         window.scanned = end
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -78,7 +79,7 @@ class Lane:
         if not self.open:
             return False, None
         body, current = line.body, self.open[-1]
-        if found := patterns.frame.search(body) or patterns.rich_frame.search(body):
+        if found := _frame(body):
             place = f"{found[2]}:{found[3]}" + (f" in {found[4].strip()}" if found[4] else "")
             for one in self.open:  # several only if lines that name no rank are interleaved: any may be theirs
                 one.in_frame, one.lines_left = True, limits.traceback_lines
@@ -130,3 +131,11 @@ class Lane:
             if block.hit:
                 block.code_hit = hit_of(block.rank)
         return None
+
+
+def _frame(body: str) -> re.Match[str] | None:
+    """A frame as Python, rich or a notebook writes it: file, line and perhaps function in groups 2 to 4."""
+    found: re.Match[str] | None = (
+        patterns.frame.search(body) or patterns.rich_frame.search(body) or patterns.cell_frame.search(body)
+    )
+    return found

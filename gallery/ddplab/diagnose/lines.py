@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from datetime import date
 
-from .tables import limits, patterns, prefixes, words
+from .tables import any_prefix, limits, patterns, prefixes, words
 
 _EPOCH = date(1970, 1, 1).toordinal()
 
@@ -38,13 +38,16 @@ class Line:
 def read_line(raw: str) -> Line:
     """Take a line apart."""
     text = patterns.ansi.sub("", raw) if "\x1b" in raw else raw
-    if text[:1] == "\r":
-        text = text[1:]
+    text = text.strip("\r\0")  # marks for the numbers of lines
     front = text[: limits.prefix_chars]
     at, rank, strong, time, level = 0, None, False, None, ""
     for _ in range(limits.prefixes):
-        kind, found = next(((k, m) for k, p in prefixes if (m := p.match(front, at))), ("", None))
-        if found is None:
+        if not any_prefix.match(front, at):
+            break
+        known = time is not None or level != ""
+        of_line = ((k, m) for k, p in prefixes if (known or k != "logger") and (m := p.match(front, at)))
+        kind, found = next(of_line, ("", None))
+        if found is None or found.end() == at:
             break
         at = found.end()
         if kind == "rank":
@@ -55,6 +58,10 @@ def read_line(raw: str) -> Line:
             time = time or _iso_time(found)
         elif kind == "syslog":
             time = time or _local_time(words.months.index(found[1]) + 1, found[2], found[3], found[4], found[5], "")
+        elif kind == "us":
+            time = time or _local_time(*found.group(1, 2, 3, 4, 5), None)
+        elif kind == "level":
+            level = level or found[1][0]
         elif kind == "glog":
             level = found[1]
             time = time or (_local_time(*found.group(2, 3, 4, 5, 6, 7)) if found[2] else None)

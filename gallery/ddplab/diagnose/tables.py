@@ -33,6 +33,7 @@ marks = SimpleNamespace(**tables["marks"])
 why = SimpleNamespace(**tables["why"])
 patterns = SimpleNamespace(**{name: re.compile(source, re.ASCII) for name, source in tables["patterns"].items()})
 prefixes = [(one["kind"], re.compile(one["pattern"], re.ASCII)) for one in tables["prefixes"]]
+any_prefix = re.compile("|".join(f"(?:{one['pattern']})" for one in tables["prefixes"]), re.ASCII)
 signals = {one["number"]: SimpleNamespace(**one) for one in tables["signals"]}
 answers: dict[str, dict[str, str]] = tables["answers"]
 nothing_known: list[str] = tables["nothing_known"]

@@ -60,5 +60,6 @@ class Window:
         return self.text[self.text.rfind("\n", 0, max(begin - 1, 0)) + 1 : begin]
 
     def count(self, start: int, end: int) -> None:
-        """Move the line number on. A line that begins with a carriage return is a part of the one before."""
+        """Move the line number on; ``unwrap.py`` says what the marks mean."""
         self.number += self.text.count("\n", start, end) - self.text.count("\n\r", start, end + 1)
+        self.number += self.text.count("\0", start, end)
