@@ -164,6 +164,30 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     return ranks;
   }
 
+  // encoding.py
+
+  function encodingOf(head, name) {
+    for (const { magic, at = 0, what, todo } of data.tables.packed) {
+      const bytes = magic.match(/../g).map((two) => parseInt(two, 16));
+      if (bytes.every((one, index) => head[at + index] === one))
+        throw new Error(`${name} is ${what}, not a text log; ${fill(todo, { name })}`);
+    }
+    const marked = { "255,254": "utf-16le", "254,255": "utf-16be" }[`${head[0]},${head[1]}`];
+    if (!marked && !wide(head) && isBinary(head))
+      throw new Error(`${name} is not a text log, it holds binary data; give what the ranks printed`);
+    return marked || wide(head) || "utf-8";
+  }
+
+  function wide(bytes) {
+    const head = bytes.subarray(0, 4096), most = limits.utf16_part, least = 1 - limits.utf16_part;
+    const part = (rest) => {
+      const own = head.filter((_, at) => at % 2 === rest);
+      return own.filter((one) => one === 0).length / Math.max(own.length, 1);
+    };
+    const [even, odd] = [part(0), part(1)];
+    return odd > most && even < least ? "utf-16le" : even > most && odd < least ? "utf-16be" : "";
+  }
+
   function isBinary(bytes) {
     const head = bytes.subarray(0, 65536);
     let odd = 0, length = 0;
@@ -282,12 +306,21 @@ window.makeDiagnoseEngine = function makeEngine(data) {
       count(at, begin);
       let stop = find("\n", begin, end);
       if (stop < 0) stop = end;
-      readOne(begin, stop, lines.get(begin) || []);
+      const on = lines.get(begin) || [];
+      readOne(begin, stop, on);
       at = Math.min(stop + 1, end);
+      if (on.length && on[0] >= matches.length) at = runOfEqual(begin, at, end, limits.open_tracebacks);
       count(begin, at);
     }
     count(at, end);
     scanned = end;
+  }
+
+  function runOfEqual(begin, end, most, few) {
+    const line = buffer.slice(begin, end), width = end - begin;
+    if (!buffer.startsWith(line.repeat(few), end)) return end;
+    while (end + width <= most && buffer.startsWith(line, end)) end += width;
+    return end;
   }
 
   function count(from, to) {
@@ -794,9 +827,8 @@ window.makeDiagnoseEngine = function makeEngine(data) {
         if (chunk.done) break;
         const bytes = chunk.value;
         if (!decoder && bytes.length) {
-          const wide = { "255,254": "utf-16le", "254,255": "utf-16be" }[`${bytes[0]},${bytes[1]}`];
-          if (!wide && isBinary(bytes)) throw new Error(`${names[index]} is not a text log, it holds binary data`);
-          decoder = new TextDecoder(wide || "utf-8");
+          if (!packed && bytes.every((one) => one === 0)) continue; // a log that was emptied begins so
+          decoder = new TextDecoder(encodingOf(bytes, names[index]));
         }
         const text = decoder.decode(bytes, { stream: true });
         characters += text.length;

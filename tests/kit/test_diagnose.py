@@ -2,10 +2,16 @@
 
 import gzip
 import json
+import lzma
+import pickle
 import random
+import shutil
+import signal
 import subprocess
 import sys
+import tarfile
 import textwrap
+import zipfile
 
 import pytest
 
@@ -198,7 +204,12 @@ def test_a_log_reads_the_same_whatever_carries_it(name):
 
 def test_a_line_of_json_with_a_whole_traceback_is_one_line_of_the_file():
     trace = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 3, in f\n    g()\nKeyError: "x"\n'
-    log = [json.dumps({"loss": 0.5}), json.dumps({"message": "it failed", "exc_info": trace, "rank": 3}), "", "EADDRINUSE"]
+    log = [
+        json.dumps({"loss": 0.5}),
+        json.dumps({"message": "it failed", "exc_info": trace, "rank": 3}),
+        "",
+        "EADDRINUSE",
+    ]
     first, second = sorted(diagnose(log, KNOWN), key=lambda one: one.id)
     assert (first.id, first.evidence[0].line_number) == ("address-in-use", 4)
     assert (second.rank, second.evidence[0].line_number, second.title[-13:]) == (3, 2, 'KeyError: "x"')
@@ -440,6 +451,15 @@ def test_the_folder_of_torchrun(capsys, tmp_path):
         (["--dump", "x", "a.log"], "give one or the other"),
         (["--top", "0", "a.log"], "'0' is not a count from 1 on"),
         (["{empty}"], "holds no log file"),
+        (["{zip}"], "zip is a zip archive (torch.save makes these, too), not a text log; for logs: unzip -p"),
+        (["{xz}"], "xz is packed with xz, not a text log; xz -dc"),
+        (["{tar}"], "tar is a tar archive, not a text log; unpack it"),
+        (
+            ["{pickle}"],
+            "pickle is a pickle, not a text log; for the dumps of the flight recorder: ddplab diagnose --dump",
+        ),
+        (["{folder}"], "folder holds no text log; "),
+        (["/dev/zero"], "/dev/zero is no log: it begins with 256 MiB of zeros"),
         (["{binary}"], "is not a text log, it holds binary data"),
         (["{gzip}"], "damaged gzip file"),
     ],
@@ -448,11 +468,53 @@ def test_bad_input_is_one_clear_line(capsys, tmp_path, arguments, reason):
     (tmp_path / "empty").mkdir()
     (tmp_path / "binary").write_bytes(bytes(range(256)) * 100)
     (tmp_path / "gzip").write_bytes(b"\x1f\x8b\x08")
-    paths = {name: str(tmp_path / name) for name in ("empty", "binary", "gzip")}
+    (tmp_path / "xz").write_bytes(lzma.compress(b"a log"))
+    (tmp_path / "pickle").write_bytes(pickle.dumps({"a": 1}, 2))
+    with zipfile.ZipFile(tmp_path / "zip", "w") as packed:
+        packed.writestr("a.log", "a log")
+    with tarfile.open(tmp_path / "tar", "w") as archive:
+        archive.add(tmp_path / "binary")
+    (tmp_path / "folder").mkdir()
+    shutil.copy(tmp_path / "zip", tmp_path / "folder")
+    paths = {path.name: str(path) for path in tmp_path.iterdir()}
     code, printed, error = run(capsys, *(one.format(**paths) for one in arguments))
     assert (code, printed) == (2, "")
     assert reason in error
     assert error.count("\n") == 1
+
+
+def test_output_that_cannot_be_written_is_no_traceback(tmp_path):
+    command = f"{sys.executable} -m ddplab diagnose {OWN / 'logs' / 'user.log'}"
+    for redirected, code, said in ((">/dev/full", 2, "ddplab: the output cannot be written: "), (">&-", 0, "")):
+        ran = subprocess.run(f"{command} {redirected}", shell=True, capture_output=True, text=True, timeout=60)
+        assert (ran.returncode, ran.stderr[:38]) == (code, said)
+    ran = subprocess.run(f"({command}; echo $? >&2) | true", shell=True, capture_output=True, text=True, timeout=60)
+    assert ran.stderr in ("141\n", "0\n")  # the reader has left, or not yet
+
+
+def test_ctrl_c_ends_the_reading_and_what_came_is_diagnosed():
+    command = [sys.executable, "-m", "ddplab", "diagnose"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as endless:
+        # more than a piece of input has to be taken before it can be known that the command reads
+        endless.stdin.write(b"EADDRINUSE\n" + b"step 1\n" * 300_000)
+        endless.stdin.flush()
+        endless.send_signal(signal.SIGINT)
+        printed, error = endless.communicate(timeout=60)
+    assert endless.returncode == 0
+    assert b"store-port-taken" in printed
+    assert error == b"ddplab: stopped by Ctrl-C; this is what the log says so far\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-8-sig"])
+def test_text_of_any_width(capsys, tmp_path, encoding):
+    (tmp_path / "a.log").write_text((OWN / "logs" / "user.log").read_text(), encoding=encoding)
+    _, printed, _ = run(capsys, "--json", tmp_path / "a.log")
+    assert json.loads(printed)["diagnoses"][0]["title"].endswith("KeyError: 'label'")
+
+
+def test_a_folder_with_nothing_but_json_is_read(capsys, tmp_path):
+    (tmp_path / "log.json").write_text(json.dumps({"log": "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"}))
+    assert "memory-cuda-out-of-memory" in run(capsys, tmp_path)[1]
 
 
 def test_it_imports_neither_torch_nor_what_starts_ranks():

@@ -81,7 +81,9 @@ def in_python(known: dict, *files: tuple[str, bytes]) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("known", "files"), [(KNOWN, LOGS), (BOOK, LOGS + WRAPPED + SAMPLES + FOLLOWED)], ids=["own entries", "the book's entries"]
+    ("known", "files"),
+    [(KNOWN, LOGS), (BOOK, LOGS + WRAPPED + SAMPLES + FOLLOWED)],
+    ids=["own entries", "the book's entries"],
 )
 def test_page_and_command_answer_the_same(page, known, files):
     """Without a worker, as where a page may start none: hundreds of workers would take most of the time."""
@@ -160,7 +162,10 @@ def test_nothing_known_and_bad_input(page):
     assert "Nothing in the log is known" in page.get_by_role("status").inner_text()
     assert "py-spy dump" in page.locator(".diagnose-results").inner_text()
     assert in_page(page, [("a.bin", bytes(range(32)) * 100)]) == [None]
-    assert "a.bin is not a text log, it holds binary data." in page.get_by_role("status").inner_text()
+    assert (
+        "a.bin is not a text log, it holds binary data; give what the ranks printed."
+        in page.get_by_role("status").inner_text()
+    )
     page.locator("textarea").fill("")
     page.get_by_role("button", name="Diagnose the text").click()
     assert "There is no text yet" in page.get_by_role("status").inner_text()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import importlib
 import importlib.util
 import io
@@ -40,6 +41,7 @@ The tools of The DDP Handbook. Three to begin with:
 
 All commands: ddplab --help
 """
+_FULL = (errno.ENOSPC, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quotas
 _EXTRAS = {"torch": "torch", "numpy": "torch", "matplotlib": "plot"}  # module: the extra of ddplab that brings it
 
 
@@ -75,6 +77,7 @@ def _meant(word: str, known: Sequence[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` names and return its exit code."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  it was closed before the program began
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a sign must not end the program
@@ -120,11 +123,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of the output, such as `head`, has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 128 + 13  # SIGPIPE, which Windows does not have
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        _drop_output()
+        print(
+            f"ddplab: the output cannot be written: {error.strerror}; make room, or send it elsewhere", file=sys.stderr
+        )
+        return 2
     finally:
         signal.signal(signal.SIGTERM, before)
     return code
+
+
+def _drop_output() -> None:
+    """Send what is left of the output nowhere, so that the interpreter does not fail on it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def need(module: str, what: str) -> None:

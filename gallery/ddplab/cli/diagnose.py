@@ -21,6 +21,7 @@ from ..diagnose.tables import limits, nothing_known
 from ..errors import BadInput
 from ..ranks import ranks_text
 from .handbook import address
+from .interrupted import UntilInterrupted
 from .terminal import Terminal
 
 EXAMPLE = """\
@@ -100,24 +101,27 @@ def _read(given: list[str], engine: Engine) -> list[dict[str, Any]]:
         if sys.stdin is None or (not given and sys.stdin.isatty()):
             raise BadInput("no log given; name a file, or pipe one in: torchrun … 2>&1 | ddplab diagnose")
         engine.start("")
-        return [{"log": "-", "characters": _feed(engine, read_text(_standard_input(), "standard input"))}]
+        with UntilInterrupted() as pieces:
+            return [{"log": "-", "characters": _feed(engine, pieces(read_text(_standard_input(), "standard input")))}]
     if "" in given:
         raise BadInput("an empty name is no LOG; give a file, a folder, or - for standard input")
     files = log_files([Path(one) for one in given])
     folders = any(Path(one).is_dir() for one in given)
     read = []
+    refused = "; give the folder that torchrun --log-dir made"
     for path, rank in zip(files, ranks_of([str(path) for path in files]), strict=True):
         engine.start(str(path), rank)
         try:
             with path.open("rb") as stream:
                 read.append({"log": str(path), "characters": _feed(engine, read_text(stream, str(path)))})
-        except BadInput:
+        except BadInput as problem:
             if not folders:
                 raise
+            refused = f"; {problem}"
         except OSError as error:
             raise BadInput(f"{path} cannot be read: {error.strerror}; fix its permissions, or copy it") from None
     if not read:
-        raise BadInput(f"{', '.join(given)} holds no text log; give the folder that torchrun --log-dir made")
+        raise BadInput(f"{', '.join(given)} holds no text log{refused}")
     return read
 
 

@@ -99,8 +99,11 @@ class Engine:
             window.count(at, begin)
             stop = window.text.find("\n", begin, end)
             stop = end if stop < 0 else stop
-            self._line(begin, stop, lines.get(begin, []))
+            needles = lines.get(begin, [])
+            self._line(begin, stop, needles)
             at = min(stop + 1, end)
+            if needles and needles[0] >= len(self._matches):
+                at = window.run_of_equal(begin, at, end, limits.open_tracebacks)
             window.count(begin, at)
         window.count(at, end)
         window.scanned = end

@@ -59,7 +59,7 @@ def read_line(raw: str) -> Line:
         elif kind == "syslog":
             time = time or _local_time(words.months.index(found[1]) + 1, found[2], found[3], found[4], found[5], "")
         elif kind == "us":
-            time = time or _local_time(*found.group(1, 2, 3, 4, 5), None)
+            time = time or _local_time(found[1], found[2], found[3], found[4], found[5], None)
         elif kind == "level":
             level = level or found[1][0]
         elif kind == "glog":

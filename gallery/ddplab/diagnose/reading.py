@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import os
 import re
+import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 
 from ..errors import BadInput
-from .tables import patterns
+from .encoding import encoding_of
+from .tables import limits, patterns
 
 CHUNK_BYTES = 1 << 20
 
@@ -41,7 +44,8 @@ def log_files(given: Sequence[Path]) -> list[Path]:
     for path in given:
         if path.is_dir():
             found = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-            found = [p for p in found if p.suffix not in (".json", ".pickle", ".pt", ".pth", ".npy", ".py")]
+            found = [p for p in found if p.suffix not in (".pickle", ".pt", ".pth", ".npy", ".py")]
+            found = [p for p in found if p.suffix != ".json"] or found  # the error files of torchrun say it again
             if not found:
                 raise BadInput(f"{path} holds no log file; give the folder that torchrun --log-dir made")
             files += sorted(found, key=_with_numbers)
@@ -58,25 +62,34 @@ def _with_numbers(path: Path) -> list[str | int]:
 
 
 def read_text(stream: BufferedReader, name: str) -> Iterator[str]:
-    """The text of a log in pieces: utf-8 (what is not is replaced), UTF-16 with its mark, gzip of either.
+    """The text of a log in pieces: utf-8 (what is not is replaced), UTF-16, gzip of either.
 
     Raises:
-        BadInput: it is not text.
+        BadInput: it is not text; the message says what it is.
     """
-    packed = stream.peek(2)[:2] == b"\x1f\x8b"
+    is_gzip = stream.peek(2)[:2] == b"\x1f\x8b"
     decoder: codecs.IncrementalDecoder | None = None
-    for chunk in _chunks(gzip.GzipFile(fileobj=stream) if packed else stream):
+    zeros = 0
+    for chunk in _chunks(gzip.GzipFile(fileobj=stream) if is_gzip else stream):
         if decoder is None:
-            wide = chunk[:2] in (b"\xff\xfe", b"\xfe\xff")
-            if not wide and is_binary(chunk):
-                hint = "; for the dumps of the flight recorder: ddplab diagnose --dump DIR"
-                raise BadInput(f"{name} is not a text log, it holds binary data{hint}")
-            decoder = codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")("replace")
+            if not is_gzip and not chunk.strip(b"\0"):  # a log that was emptied begins so, as long as it was
+                zeros += len(chunk)
+                if zeros > limits.zeros and _may_be_endless(stream):
+                    raise BadInput(f"{name} is no log: it begins with {zeros >> 20} MiB of zeros; give a file of text")
+                continue
+            decoder = codecs.getincrementaldecoder(encoding_of(chunk, name))("replace")
         yield decoder.decode(chunk)
     if decoder is not None:
         yield decoder.decode(b"", True)
-    elif packed:
+    elif is_gzip:
         raise BadInput(f"{name} is an empty or damaged gzip file; unpack it yourself and give the text")
+
+
+def _may_be_endless(stream: BufferedReader) -> bool:
+    try:
+        return not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except OSError:
+        return False  # not a file of the system
 
 
 def _chunks(source: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
@@ -91,15 +104,9 @@ def _chunks(source: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
                 parts, size = [], 0
     except (EOFError, gzip.BadGzipFile, zlib.error):
         pass
+    except KeyboardInterrupt:
+        if parts:
+            yield b"".join(parts)
+        raise
     if parts:
         yield b"".join(parts)
-
-
-def is_binary(chunk: bytes) -> bool:
-    """Whether more than a twentieth of the first bytes are control characters; logs may hold a few.
-
-    Long runs of zeros do not count: a log that was emptied while a process wrote on has them.
-    """
-    head = re.sub(rb"\0{16,}", b"", chunk[:65536])
-    odd = len(head) - len(head.translate(None, bytes(b for b in range(32) if b not in b"\t\n\r\b\f\x1b")))
-    return odd * 20 > len(head) and odd >= 2

@@ -35,5 +35,6 @@ patterns = SimpleNamespace(**{name: re.compile(source, re.ASCII) for name, sourc
 prefixes = [(one["kind"], re.compile(one["pattern"], re.ASCII)) for one in tables["prefixes"]]
 any_prefix = re.compile("|".join(f"(?:{one['pattern']})" for one in tables["prefixes"]), re.ASCII)
 signals = {one["number"]: SimpleNamespace(**one) for one in tables["signals"]}
+packed = [(bytes.fromhex(one["magic"]), one.get("at", 0), one["what"], one["todo"]) for one in tables["packed"]]
 answers: dict[str, dict[str, str]] = tables["answers"]
 nothing_known: list[str] = tables["nothing_known"]

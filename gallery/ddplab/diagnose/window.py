@@ -59,6 +59,15 @@ class Window:
         """The line above ``begin``."""
         return self.text[self.text.rfind("\n", 0, max(begin - 1, 0)) + 1 : begin]
 
+    def run_of_equal(self, begin: int, end: int, most: int, few: int) -> int:
+        """Where the lines equal to ``text[begin:end]`` end, if more than a few follow; else ``end``."""
+        line, width = self.text[begin:end], end - begin
+        if not self.text.startswith(line * few, end):
+            return end
+        while end + width <= most and self.text.startswith(line, end):
+            end += width
+        return end
+
     def count(self, start: int, end: int) -> None:
         """Move the line number on; ``unwrap.py`` says what the marks mean."""
         self.number += self.text.count("\n", start, end) - self.text.count("\n\r", start, end + 1)
