@@ -162,10 +162,9 @@ def test_nothing_known_and_bad_input(page):
     assert "Nothing in the log is known" in page.get_by_role("status").inner_text()
     assert "py-spy dump" in page.locator(".diagnose-results").inner_text()
     assert in_page(page, [("a.bin", bytes(range(32)) * 100)]) == [None]
-    assert (
-        "a.bin is not a text log, it holds binary data; give what the ranks printed."
-        in page.get_by_role("status").inner_text()
-    )
+    assert "a.bin is not a text log, it holds binary data; give" in page.get_by_role("status").inner_text()
+    assert in_page(page, [("a.zip", b"PK\3\4")]) == [None]
+    assert "a.zip is a zip archive" in page.get_by_role("status").inner_text()
     page.locator("textarea").fill("")
     page.get_by_role("button", name="Diagnose the text").click()
     assert "There is no text yet" in page.get_by_role("status").inner_text()

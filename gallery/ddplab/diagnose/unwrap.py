@@ -9,6 +9,7 @@ joined ends with a zero for each break that was taken out.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from .tables import any_prefix, limits, patterns, words
@@ -104,7 +105,7 @@ def _begins(line: str, above: str) -> bool:
 
 
 def _stem(line: str) -> str:
-    return patterns.digit.sub("0", line[:3])
+    return re.sub("[0-9]", "0", line[:3])
 
 
 def _is_cut(lines: list[str], width: int) -> bool:
