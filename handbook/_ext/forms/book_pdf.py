@@ -166,7 +166,9 @@ class BookPdfBuilder(WholeBookBuilder):
         return body
 
     def _children(self, docname: str) -> list[str]:
-        return list(dict.fromkeys(self.env.toctree_includes.get(docname, [])))
+        """The documents below one; a page that is nothing without a browser says ``no-print: true`` above its title."""
+        below = dict.fromkeys(self.env.toctree_includes.get(docname, []))
+        return [name for name in below if "no-print" not in self.env.metadata.get(name, {})]
 
     def _below(self, docname: str) -> Iterator[str]:
         """A document and those below it, in reading order."""

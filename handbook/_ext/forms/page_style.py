@@ -33,7 +33,7 @@ _PRELOAD = (
 )
 _AHEAD = re.compile(r"\n<script>for\(const \[f,style,weight\].*?</script>")
 _HOLD_SCRIPTS = "searchtools.js"  # Sphinx's search page calls its scripts while it is read
-_DATA = ("search-sections.js", "searchindex.js")  # words, not scripts
+_DATA = ("search-sections.js", "searchindex.js", "interview-cards.js")  # words, not scripts
 
 
 def write_style(app: Sphinx, exception: Exception | None) -> None:

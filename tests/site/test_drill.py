@@ -1,0 +1,274 @@
+"""The interview room in a real browser, on the built book as a reader opens it from a folder."""
+
+import json
+import re
+
+import pytest
+from bs4 import BeautifulSoup
+from strict_page import violations
+from test_pages import THEME, too_wide
+
+from _ext.forms.reading_time import WORDS_PER_MINUTE
+
+pytestmark = pytest.mark.full
+KEPT = "JSON.parse(localStorage.getItem('ddp-progress'))"
+WIDTHS = [1440, 1024, 390]
+
+
+@pytest.fixture(scope="module")
+def context(browser):
+    """One reader: what is kept stays from page to page."""
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    yield context
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def drill(context, html):
+    """The page with the drill, loaded once; nothing may go wrong in it, nor be asked of a host."""
+    page, wrong = context.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda one: one.url.startswith(("file:", "blob:", "data:")) or wrong.append(one.url))
+    page.goto((html / "interviews/drill.html").as_uri())
+    page.on("dialog", lambda dialog: dialog.accept())
+    yield page
+    assert not wrong
+
+
+def read(html, name):
+    return BeautifulSoup((html / name).read_text(encoding="utf-8"), "html.parser")
+
+
+def card(drill):
+    return drill.locator(".room-question").inner_text()
+
+
+def test_a_card_by_keyboard(drill):
+    first = card(drill)
+    assert not drill.locator(".room-body .card-answer").count()
+    drill.get_by_role("button", name="Show the answer").focus()
+    drill.keyboard.press("Enter")
+    assert drill.locator(".room-body .card-answer").evaluate("e => e === document.activeElement")
+    follow = drill.locator(".room-follow > li")
+    assert not follow.count()
+    drill.keyboard.press(" ")
+    assert follow.count() == 1
+    asks, whole = follow.locator("strong").first, follow.inner_text()
+    assert whole.strip() == asks.inner_text().strip()  # its answer takes room, and is neither seen nor read
+    drill.keyboard.press(" ")
+    assert len(follow.inner_text()) > len(whole)
+    drill.keyboard.press("2")
+    assert card(drill) != first
+    assert drill.locator(".room-question").evaluate("e => e === document.activeElement")
+    assert "1 answered today" in drill.locator("ddp-drill .room-said").inner_text()
+    (kept,) = drill.evaluate(KEPT)["cards"].values()
+    assert kept["box"] == 2
+    assert kept["due"] > kept["seen"]
+
+
+def test_again_comes_back_soon_and_reloading_keeps_it(drill):
+    again = card(drill)
+    drill.keyboard.press("Enter")
+    drill.keyboard.press("1")
+    for _ in range(4):
+        assert card(drill) != again
+        drill.keyboard.press("Enter")
+        drill.keyboard.press("3")
+    assert card(drill) == again
+    drill.reload()
+    assert card(drill) == again  # it is due
+    assert sorted(one["box"] for one in drill.evaluate(KEPT)["cards"].values()) == [1, 2, 3, 3, 3, 3]
+
+
+def test_keys_that_are_turned_off_do_nothing(drill):
+    drill.evaluate("localStorage.setItem('keys', 'off')")
+    drill.get_by_role("button", name="Show the answer").click()
+    asked = card(drill)
+    drill.keyboard.press("2")
+    assert card(drill) == asked
+    drill.evaluate("localStorage.removeItem('keys')")
+
+
+def test_a_chapter_and_a_level_narrow_the_choice_also_from_an_address(drill, html):
+    link = read(html, "interviews/index.html").select_one("a[href*='level=core&chapter=understand/idea']")
+    drill.goto((html / "interviews/x").parent.as_uri() + "/" + link["href"])
+    assert re.match("1. The idea · core", drill.locator(".room-about").inner_text())
+    drill.get_by_label("Level").select_option("staff")
+    assert "· staff ·" in drill.locator(".room-about").inner_text()
+    drill.get_by_label("Chapter").select_option("keep/")
+    drill.get_by_role("button", name="Show the answer").click()
+    links = drill.locator(".room-body .card-evidence a")
+    assert links.count()
+    for link in links.all():
+        address = link.evaluate("e => e.href").partition("#")[0]
+        assert (html.as_uri()) in address
+        assert (html / address.removeprefix(html.as_uri() + "/")).is_file()
+
+
+def test_export_clear_import_and_a_broken_file_changes_nothing(drill, tmp_path):
+    kept, said = drill.evaluate(KEPT), drill.locator("ddp-keep .room-said")
+    with drill.expect_download() as download:
+        drill.get_by_role("button", name="Export").click()
+    exported = tmp_path / "progress.json"
+    download.value.save_as(exported)
+    assert json.loads(exported.read_text()) == kept
+    drill.get_by_role("button", name="Clear").click()
+    assert drill.evaluate(KEPT) is None
+    assert "0 answered today" in drill.locator("ddp-drill .room-said").inner_text()
+    field = drill.locator("ddp-keep input")
+    field.set_input_files(exported)
+    drill.get_by_text("Imported from progress.json: 6 cards, 0 ticks.").wait_for()
+    assert drill.evaluate(KEPT) == kept
+    card = {"box": 2, "due": "2026-01-31", "seen": "2026-01-30"}
+    broken = {
+        "not JSON": "{",
+        "not progress": "[1, 2]",
+        "version 2, and this book reads version 1": json.dumps(kept | {"version": 2}),
+        'no list "cards"': json.dumps({"version": 1, "done": {}}),
+        'tick "a" has no day': json.dumps({"version": 1, "done": {"a": "soon"}, "cards": {}}),
+        'card "a" needs a box': json.dumps({"version": 1, "done": {}, "cards": {"a": card | {"box": 9}}}),
+        'card "__proto__" needs': '{"version": 1, "done": {}, "cards": {"__proto__": {}}}',
+    }
+    for says, text in broken.items():
+        exported.write_text(text)
+        field.set_input_files(exported)
+        drill.wait_for_function(f"document.querySelector('ddp-keep .room-said').textContent.includes({says!r})")
+        assert said.inner_text().startswith("progress.json was not imported: ")
+        assert drill.evaluate(KEPT) == kept
+    # Of a card that both have, the later answer stays.
+    name = next(iter(kept["cards"]))
+    exported.write_text(json.dumps({"version": 1, "done": {}, "cards": {name: card, "new-one": card}}))
+    field.set_input_files(exported)
+    drill.get_by_text("Imported from progress.json: 2 cards").wait_for()
+    assert drill.evaluate(KEPT)["cards"] == kept["cards"] | {"new-one": card}
+
+
+def test_a_card_is_the_one_of_its_chapter_with_all_its_parts(drill, html):
+    shown = drill.evaluate(
+        """() => ddpCards.map(({ id, html }) => { const one = new DOMParser().parseFromString(html, "text/html");
+            return [id, [...one.querySelectorAll(".card > *")].map(e => e.className), one.querySelector(".card").textContent]; })"""
+    )
+    pages = [read(html, f"{part}/practice.html") for part in ("understand", "run", "repair", "fast", "keep")]
+    own = {one["id"].removeprefix("card-"): one for page in pages for one in page.select("details.interview")}
+    assert {name for name, *_ in shown} == set(own)
+    for name, parts, text in shown:
+        assert parts == [" ".join(child["class"]) for child in own[name].find_all(recursive=False)], name
+        assert text.split() == own[name].get_text().split(), name
+
+
+def test_without_scripts_there_is_a_list_to_read(browser, html):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((html / "interviews/drill.html").as_uri())
+    links = page.locator(".room-questions a")
+    assert links.count() > 100
+    assert not page.get_by_role("button", name="Export").count()
+    links.first.click()
+    page.wait_for_url("**/practice.html#card-*")
+    page.goto((html / "interviews/aloud.html").as_uri())
+    assert page.locator(".aloud").count() > 100
+    assert "one asynchronous all-reduce per bucket" in page.locator("#from-the-labs").inner_text()  # a lab says so
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_step_of_the_drill_is_accessible_and_fits(drill, html, scheme):
+    drill.emulate_media(color_scheme=scheme)
+    drill.goto((html / "interviews/drill.html").as_uri())
+    for step in ("Show the answer", "Follow-up", "Again"):
+        assert not violations(drill, {*THEME, "scrollable-region-focusable"}), step
+        drill.get_by_role("button", name=step).click()
+    assert not [wide for width in WIDTHS for wide in too_wide(drill, width)]
+    drill.set_viewport_size({"width": 390, "height": 800})
+
+
+def test_a_mock_interview_runs_to_its_score_and_says_what_to_read(context, html):
+    page = context.new_page()
+    page.goto((html / "interviews/mock.html").as_uri())
+    page.get_by_role("button", name="Draw a set").click()
+    kinds, weak = [], None
+    for number in range(9):
+        about = page.locator(".room-about").inner_text()
+        assert about.startswith(f"Question {number + 1} of 9")
+        kinds.append(about.split(" · ")[1])
+        weak = weak or page.locator(".room-question").inner_text()
+        page.keyboard.press("Enter")
+        assert page.locator(".room-main").is_disabled()
+        if not number:
+            assert not violations(page, {*THEME, "scrollable-region-focusable"})
+        page.keyboard.press("0" if number == 0 else "3")
+        assert not page.locator(".room-main").is_disabled()
+        page.locator(".room-main").click()
+    assert kinds == ["core"] * 3 + ["deep"] * 3 + ["staff"] * 2 + ["design"]
+    assert page.locator(".room-score").inner_text() == "Score: 24 of 27"
+    (read,) = page.locator(".room-read > li").all()
+    assert read.inner_text().startswith(weak)
+    assert read.locator("a").count()
+    assert not violations(page, {*THEME, "scrollable-region-focusable"})
+    assert not [wide for width in WIDTHS for wide in too_wide(page, width)]
+    boxes = [one for one in page.evaluate(KEPT)["cards"].values() if one["box"] == 1]
+    assert boxes
+    page.close()
+
+
+def test_what_is_ticked_shows_on_the_front_page_in_the_contents_and_on_its_page(context, html):
+    page = context.new_page()
+    lab = "labs/idea/plot_01_replicas_drift.html"
+    for name in ("understand/idea.html", lab):
+        page.goto((html / name).as_uri())
+        page.get_by_label("Mark as complete").check()
+    page.goto((html / "understand/practice.html").as_uri())
+    page.locator("#idea-exercises").get_by_label("Mark as complete").first.check()
+    page.goto((html / "interviews/index.html").as_uri())
+    page.get_by_label("16 minutes").check()
+    page.goto((html / "index.html").as_uri())
+    assert re.fullmatch(
+        r"Complete: 1 of \d\d chapters, 1 of 1\d\d labs, 1 of \d\d exercises.", page.locator(".progress").inner_text()
+    )
+    assert page.locator(".book-map a.complete").inner_text().split() == "1 The idea , complete".split()
+    assert page.locator(".book-nav a.complete").count() == 1
+    page.goto((html / "contents.html").as_uri())
+    assert page.locator(".toctree-wrapper a.complete").count() == 1
+    page.goto((html / "understand/idea.html").as_uri())
+    assert page.locator(".lab-card-title a.complete").count() == 1
+    page.get_by_label("Mark as complete").uncheck()
+    assert not page.locator(".book-nav a.complete").count()
+    page.goto((html / "interviews/index.html").as_uri())
+    assert page.get_by_label("16 minutes").is_checked()
+    assert page.locator(".mark input:checked").count() == 1
+    page.close()
+
+
+def test_the_times_of_the_plans_add_up_and_chapters_fit_in_theirs(html):
+    room, sums = read(html, "interviews/index.html"), []
+    for section in room.select("section section:has(.mark)"):
+        steps = section.select("ol > li")
+        for step in steps:
+            stated = int(step.select_one(".mark").get_text().split()[0])
+            parts = [re.match(r"(Read|Cards|Do), (\d+) minutes: ", item.get_text()) for item in step.select("ul > li")]
+            assert all(parts), step.get_text()
+            assert stated == sum(int(part[2]) for part in parts), step.get_text()
+            for part, item in zip(parts, step.select("ul > li"), strict=True):
+                if part[1] == "Read":
+                    assert int(part[2]) + 1 >= sum(minutes(html, link["href"]) for link in item.select("a"))
+        sums.append(sum(int(step.select_one(".mark").get_text().split()[0]) for step in steps))
+    assert sums[:2] == [45, 180]
+    assert 7 * 75 <= sums[2] <= 7 * 85
+
+
+def minutes(html, href):
+    """How long a link of the room takes to read: its page, or its section, by the words of paragraphs."""
+    name, _, target = href.partition("#")
+    page = read(html / "interviews", name)
+    section = page.find(id=target) or page.select_one("article section")
+    while section.name != "section":
+        section = section.find_parent("section")
+    said = section.select_one(":scope > .reading-time")
+    if said:
+        return int(re.search(r"\d+", said.get_text())[0])
+    words = sum(
+        len(one.get_text().split())
+        for one in section.select("p")
+        if not one.find_parent(["figure", "table", "details", "pre"])
+    )
+    return 0 if name in {"sheet.html", "mock.html"} else words / WORDS_PER_MINUTE
