@@ -36,30 +36,25 @@ class Copied:
 
 
 def interview_cards(env: BuildEnvironment) -> list[Copied]:
-    """All interview cards, in reading order of the chapters that they ask about."""
-    register, places, found = cast(Register, env.domains["cards"]), Places(env), []
-    for entry in register.entries():
-        if entry.content.kind != "interview":
-            continue
-        chapter = _chapter(env, places, entry.content, entry.docname)
-        node = next(n for n in env.get_doctree(entry.docname).findall(card) if n["source_card"].id == entry.id)
+    """All interview cards, in reading order of the chapters that they ask about.
+
+    That is the chapter of the first section, else of the first claim, that the card points to; else its own page.
+    """
+    places, found = Places(env), []
+    entries = [one for one in cast(Register, env.domains["cards"]).entries() if one.content.kind == "interview"]
+    documents = [env.get_doctree(name) for name in dict.fromkeys(entry.docname for entry in entries)]
+    read = {node["source_card"].id: node for document in documents for node in document.findall(card)}
+    claims = {one.id: one.docname for one in cast(Register, env.domains["claims"]).entries()}
+    sections = {name: place[0] for name, place in env.domains.standard_domain.anonlabels.items()}
+    for entry in entries:
+        pointed = [sections.get(target, "") for kind, target in entry.content.evidence if kind == "section"]
+        pointed += [claims.get(target, "") for kind, target in entry.content.evidence if kind == "claim"]
+        chapter = next((path[0] for name in pointed if (path := places.path(name))), entry.docname)
         part = places.part_of(chapter)
         title = part.title if part else ""
-        found.append(Copied(entry.content, node, entry.docname, chapter, name_of(env, chapter), title))
+        found.append(Copied(entry.content, read[entry.id], entry.docname, chapter, name_of(env, chapter), title))
     order = {name: place for place, name in enumerate(places.spine)}
     return sorted(found, key=lambda one: order.get(one.chapter, len(order)))
-
-
-def _chapter(env: BuildEnvironment, places: Places, source: Card, docname: str) -> str:
-    """The chapter of the first section, else of the first claim, that the card points to; else its own page."""
-    labels = env.domains.standard_domain.anonlabels
-    claims = {one.id: one.docname for one in cast(Register, env.domains["claims"]).entries()}
-    kinds = [("section", {name: place[0] for name, place in labels.items()}), ("claim", claims)]
-    for kind, places_of in kinds:
-        for evidence, target in source.evidence:
-            if evidence == kind and (path := places.path(places_of.get(target, ""))):
-                return path[0]
-    return docname
 
 
 def copies(children: list[nodes.Node], docname: str, here: str) -> Iterator[nodes.Node]:

@@ -55,8 +55,10 @@ class FillLists(SphinxPostTransform):
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""
-        for place in list(self.document.findall(questions)):
-            cards = [one for one in interview_cards(self.env) if one.docname.startswith(place["part"] + "/")]
+        places = list(self.document.findall(questions))
+        known = interview_cards(self.env) if places else []
+        for place in places:
+            cards = [one for one in known if one.docname.startswith(place["part"] + "/")]
             place.replace_self(self._with_answers(cards) if place["answers"] else self._links(cards))
         for labs in list(self.document.findall(said_in_labs)):
             labs.replace_self([node for lab in all_labs().values() for node in self._said(lab.docname)])
