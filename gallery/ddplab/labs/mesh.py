@@ -1,8 +1,9 @@
 """A device mesh that answers by name: this rank's place, the size and the process group of each axis.
 
 ``init_device_mesh`` makes new process groups each time it is called, but for an axis of all ranks, which has the
-default group (torch/distributed/device_mesh.py, read with torch 2.13). Here the same axes give the same mesh, for as long as the process group lives; after that
-``functools.cache`` would still give it, and torch's mesh, which looks groups up by name, find others of that name.
+default group (torch/distributed/device_mesh.py, read with torch 2.13). Here the same axes give the same mesh, for as
+long as the process group lives; after that ``functools.cache`` would still give it, and torch's mesh, which looks
+groups up by name, find others of that name.
 """
 
 from __future__ import annotations
