@@ -156,5 +156,5 @@ record("GB/s", **{keys.get(name, "nccl"): max(row) for name, row in rates.items(
 #
 # What this does not mean
 # -----------------------
-# That a bus bandwidth is what a job sends: it is the rate that the busiest link must have had (nccl-tests, ``doc/PERFORMANCE.md``).
+# That a bus bandwidth is what a job sends: it is the rate that the links of a ring would have needed (nccl-tests, ``doc/PERFORMANCE.md``).
 # Two ranks over gloo share one GPU here where there is only one.
