@@ -74,6 +74,7 @@ record(buckets=len(plan), parameters=sum(sizes))
 # What hid, and what did not
 # --------------------------
 # *Exposed* is the time in which a kernel of NCCL ran and no other.
+# Only the file of the ResNet-50 has sizes; of the others, times and streams can be read.
 
 print("               step  computes  NCCL  exposed  streams (ms)")
 for name in [name for name in JOBS if name not in SAMPLED]:
@@ -128,7 +129,7 @@ record(pairs=len(pairs))
 # -----------------
 # ``ddplab trace`` says it of any file that torch.profiler has written.
 
-main(["trace", str(FOLDER / "a100-of-8.json.gz")])
+main(["trace", str(FOLDER / "a100-pair.json.gz")])
 
 # %%
 
