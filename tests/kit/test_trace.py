@@ -134,7 +134,8 @@ def job(folder, late=2, first_step=0, ranks=4):
         for step in range(first_step, first_step + 2):
             begin = zero + (20_000 + 3_000 * (step % 2)) * step
             own_us = 6_000 if rank == late else 3_000
-            events += [event(f"ProfilerStep#{step}", "user_annotation", begin, 12_000)]
+            entered_us = 2_000 * rank  # earlier, each rank at another moment
+            events += [event(f"ProfilerStep#{step}", "user_annotation", begin - entered_us, 12_000 + entered_us)]
             events += [kernel(begin, 10 + rank, **{"Collective name": "broadcast", "In msg nelems": 53})]
             events += [kernel(begin + 1_000, 1_000 - rank), event("gemm", "kernel", begin + 2_500, own_us, stream=7)]
             events += [kernel(begin + 2_500 + own_us, 8_000 - own_us)]
