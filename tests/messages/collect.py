@@ -16,23 +16,42 @@ from pathlib import Path
 
 import cpp
 import python
+from scope import FILES
 
+C10D = "torch/csrc/distributed/c10d/"
+NCCL = C10D + "ProcessGroupNCCL.cpp"
 OUT = Path(__file__).parents[1] / "kit" / "diagnose" / "messages.toml"
-C10D = "torch/(?:lib/c10d|csrc/distributed/c10d)/(?:control_plane/)?"
-FILES = {
-    "torch-cpp": C10D + r"(?:ProcessGroup(?:NCCL|Gloo|GlooCuda|GlooDetail|Wrapper)?|NCCLUtils|GlooDeviceFactory|TCPStore\w*"
-    r"|socket|\w+SockUtils|Utils|FileStore|HashStore|PrefixStore|Store|reducer|comm|logger|default_comm_hooks|init|Backend"
-    r"|Ops|Work|Types|error|exception|TraceUtils|FlightRecorder\w*|NanCheck|debug|GroupRegistry|sequence_num)"
-    r"\.(?:cpp|hpp|cu|h)|torch/csrc/DataLoader\.cpp|torch/csrc/cuda/(?:Module|nccl|python_nccl|comm)\.cpp"
-    r"|c10/cuda/CUDA(?:Functions|Exception|CachingAllocator|MiscFunctions|DeviceAssertionHost|Stream|AllocatorConfig)\.(?:cpp|h)"
-    r"|aten/src/(?:ATen/MapAllocator|TH/THAllocator)\.cpp",
-    "torch-python": r"torch/nn/parallel/distributed\.py|torch/nn/modules/_functions\.py|torch/utils/data/(?:dataloader|"
-    r"distributed|sampler|dataset|_utils/\w+)\.py|torch/distributed/(?:distributed_c10d|rendezvous|run|launch|constants|"
-    r"utils|device_mesh|logging_handlers|c10d_logger|launcher/\w+|elastic/[\w/]+|algorithms/(?:join|ddp_comm_hooks/\w+))\.py"
-    r"|torch/cuda/(?:__init__|_utils|memory|nccl)\.py|torch/multiprocessing/\w+\.py|torch/(?:cuda/)?amp/\w+\.py",
-    "nccl": r"src/(?!.*(?:device|collectives/device|bindings|examples)/).*\.(?:cc|cu|h)",
-    "gloo": r"gloo/(?:context|rendezvous/\w+|transport/(?:tcp|uv|ibverbs|shared|unbound_buffer|\w+)[\w/]*|common/\w+|\w+)\.(?:cc|h)",
-}
+# Messages of releases whose C++ was not at hand, found in the strings of their libraries: file, kind, text.
+SEEN = [
+    (NCCL, "warning", "An unbatched P2P op (send/recv) was called on this ProcessGroup with size {}"),
+    (NCCL, "error", "NCCL communicator has not been initialized before mem pool creation. You can pass `device_id` to "
+     "init_process_group -- one way of eager initialization -- to work around this issue"),
+    (NCCL, "warning", "Guessing device ID based on global rank. This can cause a hang if rank to GPU mapping is heterogeneous."),
+    (NCCL, "warning", "TORCH_NCCL_AVOID_RECORD_STREAMS is the default now, this environment variable is thus deprecated."),
+    (NCCL, "error", "Parent communicator missing in eager initialization mode."),
+    (NCCL, "error", "Unsupported Float8 type for NCCL reduction"),
+    (NCCL, "error", "opts not a ProcessGroupNCCL::Options."),
+    (NCCL, "error", "opts not a ProcessGroupGloo::Options."),
+    (NCCL, "error", "backend must be a NCCL process group"),
+    (NCCL, "error", "Process Group shutdown on rank {}"),
+    (NCCL, "error", "[Rank {}] monitoring thread detects no heartbeat and will finally kill the process!"),
+    (NCCL, "error", "[Rank {}] NCCL monitor thread timeout. Basically, this could be due to CUDA or NCCL calls being unexpectedly "
+     "blocking, especially when your program enters a deadlock state in watchdogor destructors."),
+    (NCCL, "error", "[Rank {}] main process destroyed cuda before watchdog loop exited, terminating watchdog."),
+    (NCCL, "error", "[{}] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d key-value store by key '{}'"),
+    (C10D + "ProcessGroupWrapper.cpp", "error", "Detected mismatch between collectives on ranks. Rank {} is running inconsistent collective: {}"),
+    (C10D + "ProcessGroupGloo.cpp", "warning", "Tried to pass options to ProcessGroupGloo::split that are not ProcessGroupGloo::Options."
+     "Falling back to default options."),
+    (C10D + "ProcessGroupGloo.cpp", "error", "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"),
+    (C10D + "FlightRecorder.cpp", "warning", "DebugInfoWriter has already been registered, and since we need the writer to stay outside ProcessGroup"),
+    (C10D + "TCPStoreBackend.hpp", "error", "queues not implemented on legacy TCPStore backend"),
+    (C10D + "reducer.cpp", "error", "received invalid bucket_size, was abort called?"),
+    ("torch/csrc/autograd/input_buffer.cpp", "warning", "The AccumulateGrad node's stream does not match the stream of the node that "
+     "produced the incoming gradient."),
+]
+
+
+_SYMBOL = re.compile(r"_Z|_N|St\d|void |static |\(?std::|at::|c10::|const |typename |\W{3}")
 
 
 def gather(sources: Path) -> dict[str, dict[tuple[str, str, str], set[str]]]:
@@ -43,7 +62,7 @@ def gather(sources: Path) -> dict[str, dict[tuple[str, str, str], set[str]]]:
         for path in _files(wheel, FILES["torch-python"]):
             for kind, text in python.messages(path):
                 _add(found["torch"], (str(path.relative_to(wheel)), kind, text), version)
-    templates = {}
+    templates = {text: (file, kind, text) for file, kind, text in SEEN}
     for tree in sorted(sources.glob("cpp-*")):
         for path in _files(tree, FILES["torch-cpp"]):
             name = str(path.relative_to(tree)).replace("torch/lib/", "torch/csrc/distributed/")
@@ -51,7 +70,7 @@ def gather(sources: Path) -> dict[str, dict[tuple[str, str, str], set[str]]]:
                 templates.setdefault(text, (name, kind, text))
     for version, wheel in wheels.items():
         lines = {line for path in wheel.glob("*.so.txt") for line in path.read_text(errors="replace").split("\n")}
-        strings = "\n".join(line for line in lines if " " in line and not line.startswith("_Z"))
+        strings = "\n".join(line for line in lines if " " in line and not _SYMBOL.match(line))
         strings += "\n".join(re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in wheel.rglob("*.[h]*p*"))
         for text, key in templates.items():
             parts = [part.strip() for part in re.split(r"\{\}|\n", text)]
@@ -63,7 +82,7 @@ def gather(sources: Path) -> dict[str, dict[tuple[str, str, str], set[str]]]:
                 _add(found["nccl"], (str(path.relative_to(tree)), kind, text), tree.name)
     for path in _files(sources / "gloo", FILES["gloo"]):
         for kind, text in cpp.messages(path):
-            _add(found["gloo"], (str(path.relative_to(sources / "gloo")), kind, text), "2025-05")
+            _add(found["gloo"], (str(path.relative_to(sources / "gloo")), kind, text), "2025.5")
     return found
 
 

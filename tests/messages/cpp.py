@@ -77,6 +77,11 @@ def _message(parts: list[str]) -> str:
     """Literals joined, with a hole for each expression."""
     out = ""
     for part in parts:
+        if '"' in part and (call := re.fullmatch(r"\s*(?:::)?[\w:]+(?<!if)\((.*)\)\s*", part, re.S)):
+            inner = _arguments(call[1], ",")
+            if len(inner) > 1 and "?" not in LITERAL.sub("", part):
+                out += _message(inner)
+                continue
         rest = LITERAL.sub("", part).strip()
         texts = [_plain(one) for one in LITERAL.findall(part)]
         if not texts:

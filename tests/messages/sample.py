@@ -7,7 +7,9 @@ import re
 _ADDRESS = re.compile(r"(?:onnect to|from|address|recv from|socket on|host|connect) $")
 _REASON = re.compile(r"(?:failed|error|due to|returned|because|[Rr]eason|exception)(?: with error| with)? ?:? $")
 _SIGNAL = re.compile(r"(?:signal|via) $")
-_VALUES = {"got signal: ": "15", "Received ": "15", "exit code ": "1", "exitcode: ": "1", "terminated with signal ": "SIGTERM"}
+_VALUES = {"got signal: ": "15", "Received ": "15", "exit code ": "1", "exitcode: ": "-9", "terminated with signal ": "SIGTERM",
+           "killed by signal: ": "Killed", "code: ": "-98", "name: ": "EADDRINUSE", "message: ": "address already in use",
+           "with error ": "12"}
 
 
 def sample(file: str, kind: str, text: str) -> str:
