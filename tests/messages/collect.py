@@ -17,17 +17,29 @@ from pathlib import Path
 import cpp
 import python
 from scope import FILES
+from write import write
 
 C10D = "torch/csrc/distributed/c10d/"
 NCCL = C10D + "ProcessGroupNCCL.cpp"
-OUT = Path(__file__).parents[1] / "kit" / "diagnose" / "messages.toml"
 # Messages of releases whose C++ was not at hand, found in the strings of their libraries: file, kind, text.
 SEEN = [
     (NCCL, "warning", "An unbatched P2P op (send/recv) was called on this ProcessGroup with size {}"),
-    (NCCL, "error", "NCCL communicator has not been initialized before mem pool creation. You can pass `device_id` to "
-     "init_process_group -- one way of eager initialization -- to work around this issue"),
-    (NCCL, "warning", "Guessing device ID based on global rank. This can cause a hang if rank to GPU mapping is heterogeneous."),
-    (NCCL, "warning", "TORCH_NCCL_AVOID_RECORD_STREAMS is the default now, this environment variable is thus deprecated."),
+    (
+        NCCL,
+        "error",
+        "NCCL communicator has not been initialized before mem pool creation. You can pass `device_id` to "
+        "init_process_group -- one way of eager initialization -- to work around this issue",
+    ),
+    (
+        NCCL,
+        "warning",
+        "Guessing device ID based on global rank. {}This can cause a hang if rank to GPU mapping is heterogeneous.",
+    ),
+    (
+        NCCL,
+        "warning",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS is the default now, this environment variable is thus deprecated.",
+    ),
     (NCCL, "error", "Parent communicator missing in eager initialization mode."),
     (NCCL, "error", "Unsupported Float8 type for NCCL reduction"),
     (NCCL, "error", "opts not a ProcessGroupNCCL::Options."),
@@ -35,19 +47,46 @@ SEEN = [
     (NCCL, "error", "backend must be a NCCL process group"),
     (NCCL, "error", "Process Group shutdown on rank {}"),
     (NCCL, "error", "[Rank {}] monitoring thread detects no heartbeat and will finally kill the process!"),
-    (NCCL, "error", "[Rank {}] NCCL monitor thread timeout. Basically, this could be due to CUDA or NCCL calls being unexpectedly "
-     "blocking, especially when your program enters a deadlock state in watchdogor destructors."),
+    (
+        NCCL,
+        "error",
+        "[Rank {}] NCCL monitor thread timeout. Basically, this could {}be due to CUDA or NCCL calls being unexpectedly "
+        "blocking, {}especially when your program enters a deadlock state in watchdogor destructors.",
+    ),
     (NCCL, "error", "[Rank {}] main process destroyed cuda before watchdog loop exited, terminating watchdog."),
-    (NCCL, "error", "[{}] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d key-value store by key '{}'"),
-    (C10D + "ProcessGroupWrapper.cpp", "error", "Detected mismatch between collectives on ranks. Rank {} is running inconsistent collective: {}"),
-    (C10D + "ProcessGroupGloo.cpp", "warning", "Tried to pass options to ProcessGroupGloo::split that are not ProcessGroupGloo::Options."
-     "Falling back to default options."),
-    (C10D + "ProcessGroupGloo.cpp", "error", "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"),
-    (C10D + "FlightRecorder.cpp", "warning", "DebugInfoWriter has already been registered, and since we need the writer to stay outside ProcessGroup"),
+    (
+        NCCL,
+        "error",
+        "[{}] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d key-value store by key '{}'",
+    ),
+    (
+        C10D + "ProcessGroupWrapper.cpp",
+        "error",
+        "Detected mismatch between collectives on ranks. Rank {} is running inconsistent collective: {}",
+    ),
+    (
+        C10D + "ProcessGroupGloo.cpp",
+        "warning",
+        "Tried to pass options to ProcessGroupGloo::split that are not ProcessGroupGloo::Options."
+        "Falling back to default options.",
+    ),
+    (
+        C10D + "ProcessGroupGloo.cpp",
+        "error",
+        "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?",
+    ),
+    (
+        C10D + "FlightRecorder.cpp",
+        "warning",
+        "DebugInfoWriter has already been registered, and since we need the writer to stay outside ProcessGroup",
+    ),
     (C10D + "TCPStoreBackend.hpp", "error", "queues not implemented on legacy TCPStore backend"),
     (C10D + "reducer.cpp", "error", "received invalid bucket_size, was abort called?"),
-    ("torch/csrc/autograd/input_buffer.cpp", "warning", "The AccumulateGrad node's stream does not match the stream of the node that "
-     "produced the incoming gradient."),
+    (
+        "torch/csrc/autograd/input_buffer.cpp",
+        "warning",
+        "The AccumulateGrad node's stream does not match the stream of the node that produced the incoming gradient.",
+    ),
 ]
 
 
@@ -62,7 +101,7 @@ def gather(sources: Path) -> dict[str, dict[tuple[str, str, str], set[str]]]:
         for path in _files(wheel, FILES["torch-python"]):
             for kind, text in python.messages(path):
                 _add(found["torch"], (str(path.relative_to(wheel)), kind, text), version)
-    templates = {text: (file, kind, text) for file, kind, text in SEEN}
+    templates: dict[str, tuple[str, str, str]] = {text: (file, kind, text) for file, kind, text in SEEN}
     for tree in sorted(sources.glob("cpp-*")):
         for path in _files(tree, FILES["torch-cpp"]):
             name = str(path.relative_to(tree)).replace("torch/lib/", "torch/csrc/distributed/")
@@ -92,5 +131,8 @@ def _files(tree: Path, pattern: str) -> list[Path]:
 
 def _add(found: dict[tuple[str, str, str], set[str]], key: tuple[str, str, str], version: str) -> None:
     if sum(c.isalpha() for c in key[2].replace("{}", "")) >= 12 and " " in key[2].strip():
-        same = key
-        found.setdefault(same, set()).add(version)
+        found.setdefault(key, set()).add(version)
+
+
+if __name__ == "__main__":
+    write(gather(Path(sys.argv[1])))

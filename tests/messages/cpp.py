@@ -21,7 +21,9 @@ ERRORS = {
 WARNINGS = {r"TORCH_WARN(?:_ONCE)?|C10D_WARNING|C10D_ERROR|GLOO_WARN|GLOO_ERROR": 0}
 NCCL = {r"(?<![\w_])(?:WARN|ERR)": 0}
 STREAM = re.compile(r"(?:LOG\((?:ERROR|WARNING|FATAL)\)|\bstd::cerr|\bss|\boss|Msg|msg)\s*<<")
-ASSIGNED = re.compile(r"(?:std::string|auto|char\s?\*)\s+(?:const )?\w+\s*(?:=|\()\s*(?=\")|return\s*(?=\")|Msg\s*=\s*(?=\")")
+ASSIGNED = re.compile(
+    r"(?:std::string|auto|char\s?\*)\s+(?:const )?\w+\s*(?:=|\()\s*(?=\")|return\s*(?=\")|Msg\s*=\s*(?=\")"
+)
 LITERAL = re.compile(r'(?:u8|L)?"((?:[^"\\]|\\.)*)"')
 RAW = re.compile(r'R"(\w*)\((.*?)\)\1"', re.S)
 COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/', re.S)
@@ -90,7 +92,9 @@ def _message(parts: list[str]) -> str:
             chunk = ""
             for literal in re.finditer(r'"(?:[^"\\]|\\.)*"|[^"]+', part):
                 one = literal[0]
-                chunk += _plain(one[1:-1]) if one.startswith('"') else HOLE if re.search(r"\w\s*\+|\+\s*\w", one) else ""
+                chunk += (
+                    _plain(one[1:-1]) if one.startswith('"') else HOLE if re.search(r"\w\s*\+|\+\s*\w", one) else ""
+                )
             out += chunk
         elif "?" in rest:
             out += texts[0]

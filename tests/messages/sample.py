@@ -7,9 +7,18 @@ import re
 _ADDRESS = re.compile(r"(?:onnect to|from|address|recv from|socket on|host|connect) $")
 _REASON = re.compile(r"(?:failed|error|due to|returned|because|[Rr]eason|exception)(?: with error| with)? ?:? $")
 _SIGNAL = re.compile(r"(?:signal|via) $")
-_VALUES = {"got signal: ": "15", "Received ": "15", "exit code ": "1", "exitcode: ": "-9", "terminated with signal ": "SIGTERM",
-           "killed by signal: ": "Killed", "code: ": "-98", "name: ": "EADDRINUSE", "message: ": "address already in use",
-           "with error ": "12"}
+_VALUES = {
+    "got signal: ": "15",
+    "Received ": "15",
+    "exit code ": "1",
+    "exitcode: ": "-9",
+    "terminated with signal ": "SIGTERM",
+    "killed by signal: ": "Killed",
+    "code: ": "-98",
+    "name: ": "EADDRINUSE",
+    "message: ": "address already in use",
+    "with error ": "12",
+}
 
 
 def sample(file: str, kind: str, text: str) -> str:
@@ -27,7 +36,9 @@ def sample(file: str, kind: str, text: str) -> str:
         return f'[rank0]: RuntimeError: condition INTERNAL ASSERT FAILED at "../{file}":77, please report a bug to PyTorch. {filled}'
     if kind in ("log", "warning") and file.endswith(".py"):
         warned = kind == "warning"
-        return f"/lib/{file}:77: UserWarning: {filled}" if warned else f"W1121 20:25:10.615000 28203 {file}:77] {filled}"
+        return (
+            f"/lib/{file}:77: UserWarning: {filled}" if warned else f"W1121 20:25:10.615000 28203 {file}:77] {filled}"
+        )
     if kind == "warning":
         return f"[W1121 20:26:37.764960473 {name}:77] {filled}"
     return f"[rank0]: {kind if file.endswith('.py') else 'RuntimeError'}: {filled}"

@@ -6,7 +6,8 @@ import re
 
 C10D = r"torch/(?:lib/c10d|csrc/distributed/c10d)/(?:control_plane/)?"
 FILES = {
-    "torch-cpp": C10D + r"(?:ProcessGroup(?:NCCL|Gloo|GlooCuda|GlooDetail|Wrapper)?|NCCLUtils|GlooDeviceFactory|TCPStore\w*"
+    "torch-cpp": C10D
+    + r"(?:ProcessGroup(?:NCCL|Gloo|GlooCuda|GlooDetail|Wrapper)?|NCCLUtils|GlooDeviceFactory|TCPStore\w*"
     r"|socket|\w+SockUtils|Utils|FileStore|HashStore|PrefixStore|Store|reducer|comm|logger|default_comm_hooks|init|Backend"
     r"|Ops|Work|Types|error|exception|TraceUtils|FlightRecorder\w*|NanCheck|debug|GroupRegistry|sequence_num)"
     r"\.(?:cpp|hpp|cu|h)|torch/csrc/DataLoader\.cpp|torch/csrc/cuda/(?:Module|nccl|python_nccl|comm)\.cpp"
@@ -32,12 +33,25 @@ APART = [
         r"group name should be set|group_(?:desc|name) must not|[Ll]ogger must not be None|should be set by now|previous_handler|"
         r"final signal but|iteration seed|shared_seed|return_data|Invalid iterator state|outstanding tasks|sharding worker init|"
         r"status inconsistent|_workers_done_event|instance of IterDataPipe|requires timeout == 0|Tracing requires|too many keys \{\} vs|"
-        r"sharing strategy|reduce_ex_hook|DataPipe function",
+        r"sharing strategy|(?:reduce_ex|getstate)_hook|DataPipe function",
     ),
-    ("not called by DDP: shrinking a group", r"distributed_c10d\.py", r"shr[iu]nk|exclu|out of bounds for group size|fully clean up"),
-    ("not called by DDP: kernels compiled at run time", r"torch/cuda/_utils\.py", r"ernel|NVRTC|PCH|bindings|shared memory|argument"),
+    ("not called by DDP: managed memory", r"torch/cuda/memory\.py", "_use_uvm"),
+    (
+        "not called by DDP: shrinking a group",
+        r"distributed_c10d\.py",
+        r"shr[iu]nk|exclu|out of bounds for group size|fully clean up",
+    ),
+    (
+        "not called by DDP: kernels compiled at run time",
+        r"torch/cuda/_utils\.py",
+        r"ernel|NVRTC|PCH|bindings|shared memory|argument",
+    ),
     ("torchrun on Windows", r"redirects\.py", r"CRT|C-runtime|C runtime"),
-    ("not called by DDP: DataParallel's copies, torch.cuda.nccl, bindings", r"torch/csrc/cuda/|torch/cuda/nccl\.py", ""),
+    (
+        "not called by DDP: DataParallel's copies, torch.cuda.nccl, bindings",
+        r"torch/csrc/cuda/|torch/cuda/nccl\.py",
+        "",
+    ),
     ("not called by DDP: meshes of DTensor and FSDP", r"device_mesh\.py", ""),
     ("NCCL for Windows, which torch does not use", r"src/os/windows", ""),
     (
@@ -49,7 +63,11 @@ APART = [
         r"Dev comm not|client status",
     ),
     ("not called by DDP: NCCL's other interfaces", r"src/(?:.*/)?(?:gin|rma|ras|dev_runtime|gdaki|windows|param)", ""),
-    ("gloo's parts that torch does not build", r"gloo/(?:transport/ibverbs|rendezvous/redis|mpi/|cuda|nccl/|common/win)", ""),
+    (
+        "gloo's parts that torch does not build",
+        r"gloo/(?:transport/ibverbs|rendezvous/redis|mpi/|cuda|nccl/|common/win)",
+        "",
+    ),
     (
         "a part of other messages",
         r"",
