@@ -25,7 +25,7 @@ function colored(element, rank) {
 // -- the little Markdown that our own texts use ---------------------------------------------------------------
 
 // Roles become their text. What quotes a log is not trusted: no link, and a star in it is a star.
-const MARKS = /\{[a-z:-]+\}`([^`<]*?)\s*(?:<[^`>]*>)?`|`([^`]+)`|\*\*([^*]+)\*\*|\*([^*\s](?:[^*]*[^*\s])?)\*|\[([^\]]+)\]\((https:\/\/[^)\s]+)\)/g;
+const MARKS = /\{[a-z:-]+\}`([^`<]*?)\s*(?:<[^`>]*>)?`|``?([^`]+)``?|\*\*([^*]+)\*\*|\*([^*\s](?:[^*]*[^*\s])?)\*|\[([^\]]+)\]\((https:\/\/[^)\s]+)\)/g;
 
 function inline(text, trusted, code = (one) => [make("code", { class: "literal" }, one)]) {
   const parts = [];

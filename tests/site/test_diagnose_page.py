@@ -3,12 +3,13 @@
 import base64
 import gzip
 import json
+import re
 import shutil
 from dataclasses import asdict
 
 import pytest
 from bs4 import BeautifulSoup
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page
 from strict_page import LOOKS, violations
 from tiny_book import TinyBook
 
@@ -63,7 +64,8 @@ def page(browser, tmp_path_factory):
     )
     page = browser.new_page(reduced_motion="reduce")
     page.goto((folder / "page.html").as_uri())
-    page.on("request", lambda request: request.url.startswith("blob:") or asked.append(request.url))
+    own = ("blob:", folder.as_uri())
+    page.on("request", lambda request: request.url.startswith(own) or asked.append(request.url))
     page.on("pageerror", lambda error: asked.append(str(error)))
     yield page
     page.close()
@@ -155,6 +157,124 @@ def test_keyboard_and_status(page):
     page.locator(".diagnose-verdict").wait_for()
     assert "First: A GPU ran out of memory" in page.get_by_role("status").inner_text()
     assert page.locator(".diagnose-verdict a").first.get_attribute("href") == "errors/memory-cuda.html"
+
+
+def diagnosed(page: Page, name: str) -> Locator:
+    """The verdict on one of the logs to try."""
+    page.get_by_role("button", name=name).click()
+    page.locator(".diagnose-verdict").wait_for()
+    return page.locator(".diagnose-verdict")
+
+
+def test_a_log_to_try_fills_the_box_and_the_verdict_is_seen_and_read_at_once(page):
+    page.set_viewport_size({"width": 390, "height": 700})
+    verdict = diagnosed(page, "own exception")
+    assert page.locator("textarea").input_value() == TRY[0][1]
+    assert verdict.evaluate("element => document.activeElement === element")
+    title, who = verdict.locator("h2"), verdict.locator(".diagnose-rank")
+    for part in (title, who):
+        box = part.bounding_box()
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= 700
+    assert who.inner_text() == "Suspect: rank 2"
+    assert title.evaluate("element => parseFloat(getComputedStyle(element).fontSize)") >= 22
+    page.get_by_role("button", name="nothing <known>").click()
+    page.get_by_text("Nothing in the log is known").wait_for()
+
+
+def test_the_timeline_has_a_lane_per_rank_and_is_walked_with_the_keyboard(page):
+    diagnosed(page, "own exception")
+    marks, names = page.locator(".diagnose-lanes button"), page.locator(".diagnose-lane-name")
+    assert {"rank 1", "rank 2"} <= set(names.all_inner_texts())
+    listed = page.locator(".diagnose-timeline li")
+    assert marks.count() == listed.count() > 3
+    assert "rank 2" in page.locator(".diagnose-lanes [tabindex='0']").get_attribute("aria-label")
+    assert page.locator(".diagnose-readout code").inner_text() in listed.all_text_contents()[0]
+    shapes = page.locator(".diagnose-legend path").evaluate_all("found => found.map((one) => one.getAttribute('d'))")
+    assert len(set(shapes)) == len(shapes) > 1
+    page.locator(".diagnose-lanes [tabindex='0']").focus()
+    for key, place in (("End", marks.count() - 1), ("Home", 0), ("ArrowRight", 1), ("ArrowLeft", 0)):
+        page.keyboard.press(key)
+        assert marks.nth(place).evaluate("element => document.activeElement === element"), key
+        assert page.locator(".diagnose-readout").inner_text() == marks_text(listed, place), key
+    page.keyboard.press("ArrowDown")
+    moved = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert "rank 2" not in moved
+    assert page.locator(".diagnose-lanes [tabindex='0']").count() == 1
+
+
+def marks_text(listed: Locator, place: int) -> str:
+    return listed.nth(place).text_content()
+
+
+def test_long_timelines_of_many_ranks_stay_within_the_page(page):
+    """No engine here has such a log: 200 lines of 64 ranks, half an hour apart."""
+    page.set_viewport_size({"width": 390, "height": 800})
+    kinds = ("error", "warning", "consequence", "fact")
+    lines = [
+        {"rank": n % 64, "line": n, "seconds": n / 100 + 1800 * (n > 99), "text": "x" * 160, "kind": kinds[n % 4]}
+        for n in range(200)
+    ]
+    page.evaluate(
+        """(lines) => document.querySelector(".diagnose-results").replaceChildren(
+            ddpDiagnose.timeline(lines, {rank: 40, why: ""}))""",
+        lines,
+    )
+    assert page.locator(".diagnose-lane-name").all_inner_texts()[-2:] == ["rank 40", "53 more"]
+    assert page.locator(".diagnose-pause").all_inner_texts() == ["30 min"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.wait_for_timeout(100)
+    chosen = page.locator(".diagnose-lanes [aria-pressed='true']")
+    assert "Error, rank 40" in chosen.get_attribute("aria-label")
+    assert 60 < chosen.bounding_box()["x"] < 360
+
+
+def test_a_report_is_copied(page):
+    verdict = diagnosed(page, "own exception")
+    verdict.get_by_role("button", name="Copy report").click()
+    verdict.get_by_role("button", name="Copied").wait_for()
+    box = page.locator("textarea")
+    box.fill("")
+    box.press("Control+v")
+    text = box.input_value()
+    assert text.startswith("**A Python exception ended a rank: KeyError: 'label'** (`python-exception`)")
+    assert "Suspect: rank 2." in text
+    assert "    line 7, rank 2: [rank2]: KeyError: 'label'" in text
+    assert "Versions that the log names: Python 3.11" in text
+
+
+def test_no_answer_shows_raw_markup(page):
+    """The texts of all entries, rendered as an answer's are; what is code may hold anything."""
+    shown = page.evaluate(
+        """(known) => known.map((entry) => {
+            const one = {...entry, evidence: [], followed: []}, all = document.createElement("div");
+            all.append(...ddpDiagnose.inline(entry.title, true), ...ddpDiagnose.body(one, entry, []));
+            all.querySelectorAll("code, pre").forEach((code) => code.remove());
+            return [entry.id, all.textContent];
+        })""",
+        page_data(entries())["entries"],
+    )
+    assert len(shown) == len(entries())
+    raw = re.compile(r"`|\*\w|\w\*|\]\(|\{[a-z:-]+\}")
+    assert not [(name, text) for name, text in shown if raw.search(text)]
+
+
+def test_the_text_survives_a_reload_only_on_request(page):
+    box, keep = page.locator("textarea"), page.get_by_label("Keep the text in this tab")
+    assert not keep.is_checked()
+    for kept, text in ((True, "the log\n"), (False, "")):
+        box.fill("the log\n")
+        keep.set_checked(kept)
+        page.reload()
+        assert (box.input_value(), keep.is_checked()) == (text, kept)
+
+
+def test_with_scripts_off_the_page_says_what_to_run(page, browser):
+    off = browser.new_page(java_script_enabled=False)
+    off.goto(page.url)
+    assert off.get_by_text("Static.").is_visible()
+    assert not off.locator("textarea").is_visible()
+    off.close()
 
 
 def test_nothing_known_and_bad_input(page):

@@ -56,7 +56,7 @@ def test_any_pasted_line_finds_its_page_by_search(browser, html):
             3 if any(len(match.needle) >= 8 and match.needle in line for match in entry.matches) else 5,
         )
         for name, entry in entries().items()
-        for place, text in enumerate(entry.samples)
+        for text in entry.samples
         for line in text.splitlines()
         if len(re.findall(r"[^\W\d_]", re.sub(r"^\[rank\d+\]:|/[^\s\"]*/", "", line))) >= 16  # else it may be anybody's
         if "Traceback (most recent" not in line

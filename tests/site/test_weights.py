@@ -22,6 +22,7 @@ OPENED = (
     "fast/scaling.html",
     "labs/idea/plot_03_memory_ledger.html",
     "repair/broken.html",
+    "repair/diagnose.html",
     "repair/errors.html",
     "interviews/drill.html",
 )
