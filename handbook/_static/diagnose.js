@@ -39,7 +39,7 @@ function run(data, files, progress) {
 
 // -- the element ------------------------------------------------------------------------------------------
 
-const { make, inert, colored, inline, body, copyButton, report, versions, timeline, fromAnswers } = window.ddpDiagnose;
+const { make, inert, colored, inline, markdown, sentence, body, copyButton, report, versions, timeline, fromAnswers } = window.ddpDiagnose;
 const KEPT = "diagnose-text"; // the key in the tab's own storage
 const HEAD = 1 << 18; // bytes of the first log that are looked through for versions
 
@@ -126,8 +126,10 @@ class DiagnoseLog extends HTMLElement {
   show(answer, seen) {
     const { diagnoses } = answer, count = answer.characters.toLocaleString("en");
     if (!diagnoses.length) {
-      this.state.textContent = `Nothing in the log is known to the handbook (${count} characters read). What to collect next:`;
-      this.results.append(make("ul", {}, ...this.data.tables.nothing_known.map((one) => make("li", {}, ...inline(one, true)))));
+      const { title, text, collect } = answer.nothing ??
+        { title: "Nothing in the log is known to the handbook", text: "", collect: this.data.tables.nothing_known };
+      this.state.textContent = `${title} (${count} characters read). What to do next:`;
+      this.results.append(...markdown(text, true), ...markdown(collect.map((one) => `- ${one}`).join("\n"), true));
       return;
     }
     const [first, ...others] = diagnoses;
@@ -161,8 +163,8 @@ class DiagnoseLog extends HTMLElement {
     const words = one.role === "consequence" ? "A consequence; its cause is not in this log" : "Most likely";
     return make("article", { class: "diagnose-verdict", "data-id": one.id, tabindex: "-1", "aria-labelledby": "diagnose-title" },
       make("p", { class: "diagnose-label" }, words), make("h2", { id: "diagnose-title" }, ...this.title(one)),
-      make("p", { class: "diagnose-why" }, ...who, ...inline(suspect ? suspect.why : one.why, false)),
-      ...body(one, this.entry(one), this.data.tables.nothing_known),
+      make("p", { class: "diagnose-why" }, ...who, ...inline(sentence(suspect ? suspect.why : one.why), false)),
+      ...body(one, this.entry(one)),
       make("p", { class: "diagnose-row" }, copyButton(text, "Copy report"), ...this.page(one)));
   }
 
@@ -170,7 +172,7 @@ class DiagnoseLog extends HTMLElement {
     const rank = one.rank === null ? "" : `, rank ${one.rank}${one.ranks.length > 1 ? " first" : ""}`;
     return make("details", { class: "diagnose-other", "data-id": one.id },
       make("summary", {}, ...this.title(one), make("span", { class: "diagnose-where" }, rank)),
-      make("p", {}, ...inline(one.why, false)), ...body(one, this.entry(one), []), make("p", {}, ...this.page(one)));
+      make("p", {}, ...inline(one.why, false)), ...body(one, this.entry(one)), make("p", {}, ...this.page(one)));
   }
 
   page(one) {

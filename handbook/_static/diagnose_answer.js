@@ -116,13 +116,14 @@ function lines(one) {
   return shown;
 }
 
-// What all answers say below their titles. `collect`: what to collect where neither the answer nor its entry says it.
-function body(one, entry, collect) {
+// A reason as a sentence of its own, also where the engine gives the part of one.
+const sentence = (text) => text.replace(/^\p{Ll}/u, (letter) => letter.toUpperCase()).replace(/(?<![.!?])$/, ".");
+
+// What all answers say below their titles.
+function body(one, entry) {
   const part = (words, text, code) => (text ? [label(words), ...markdown(text, Boolean(entry), code)] : []);
   const found = [lines(one), ...part("Cause", one.cause), ...part("Fix", one.fix)];
-  const next = one.collect || (one.role === "cause" ? "" : collect.map((text) => `- ${text}`).join("\n"));
-  if (next) found.push(make("div", { class: "diagnose-next" }, label(one.collect ? "Run next, to be sure" : "Collect next"),
-    ...markdown(next, Boolean(entry) || !one.collect, command)));
+  if (one.collect) found.push(make("div", { class: "diagnose-next" }, ...part("Run next, to be sure", one.collect, command)));
   if (one.followed.length) {
     found.push(label("What followed from it"), make("ul", {}, ...one.followed.map((f) => {
       const who = f.evidence.rank === null ? "" : `, first on rank ${f.evidence.rank}`;
@@ -150,7 +151,7 @@ function versions(text) {
 function report(answer, first, suspect, seen) {
   const code = (line) => `    ${place(line)}: ${inert(line.text)}`;
   const parts = [`**${inert(first.title)}** (\`${first.id}\`)`];
-  if (suspect) parts.push(`Suspect: rank ${suspect.rank}. ${suspect.why}`);
+  if (suspect) parts.push(`Suspect: rank ${suspect.rank}. ${sentence(suspect.why)}`);
   if (!suspect || suspect.why !== first.why) parts.push(first.why);
   parts.push(first.evidence.map(code).join("\n"));
   for (const [words, text] of [["Cause", first.cause], ["Fix", first.fix], ["To be sure", first.collect]])
@@ -162,5 +163,5 @@ function report(answer, first, suspect, seen) {
   return `${parts.join("\n\n")}\n`;
 }
 
-window.ddpDiagnose = { make, inert, colored, inline, body, copyButton, report, versions };
+window.ddpDiagnose = { make, inert, colored, inline, markdown, sentence, body, copyButton, report, versions };
 })();

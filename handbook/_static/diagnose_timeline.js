@@ -54,10 +54,9 @@ function timeline(entries, suspect) {
   const scroll = make("div", { class: "diagnose-scroll" }, chart);
   const times = entries.map((one) => one.seconds).filter((seconds) => seconds !== null);
   const pause = Math.max(1, (Math.max(...times) - Math.min(...times)) / 12); // s; a column would hide it
-  let before = null, began = null;
+  let before = null;
   const marks = entries.map((one, number) => {
     if (one.seconds !== null) {
-      began ??= one.seconds;
       if (before !== null && one.seconds - before >= pause) {
         at(make("span", { class: "diagnose-pause" }, span(one.seconds - before)), -1, number + 2);
         const rule = at(make("span", { class: "diagnose-rule", "aria-hidden": "true" }), 0, number + 2);
@@ -77,7 +76,7 @@ function timeline(entries, suspect) {
     chosen = number;
     marks[number].tabIndex = 0;
     marks[number].setAttribute("aria-pressed", "true");
-    readout.replaceChildren(...told(entries[number], began));
+    readout.replaceChildren(...told(entries[number]));
     show();
   }
   function show() {
@@ -106,14 +105,14 @@ function timeline(entries, suspect) {
 
   const kinds = Object.keys(KINDS).filter((kind) => entries.some((one) => one.kind === kind));
   const legend = make("p", { class: "diagnose-legend" }, ...kinds.map((kind) => make("span", {}, shape(kind), KINDS[kind][0].toLowerCase())));
-  const list = make("ol", {}, ...entries.map((one) => make("li", {}, ...told(one, began))));
+  const list = make("ol", {}, ...entries.map((one) => make("li", {}, ...told(one))));
   const words = `As a list: ${entries.length} lines`;
   return make("section", { class: "diagnose-timeline" }, make("h3", {}, "What each rank said"), legend,
     scroll, readout, make("details", {}, make("summary", {}, words), list));
 }
 
-function told(one, began) {
-  const when = one.seconds === null || began === null ? "" : `, after ${span(Math.max(0, one.seconds - began))}`;
+function told(one) {
+  const when = one.seconds === null ? "" : `, after ${span(Math.max(0, one.seconds))}`; // since the log began
   return [make("span", { class: "diagnose-where" }, shape(one.kind), ` ${KINDS[one.kind][0]}, ${who(one.rank)}, line ${one.line}${when} `),
     make("code", {}, inert(one.text))];
 }

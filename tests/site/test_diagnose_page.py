@@ -248,7 +248,7 @@ def test_no_answer_shows_raw_markup(page):
     shown = page.evaluate(
         """(known) => known.map((entry) => {
             const one = {...entry, evidence: [], followed: []}, all = document.createElement("div");
-            all.append(...ddpDiagnose.inline(entry.title, true), ...ddpDiagnose.body(one, entry, []));
+            all.append(...ddpDiagnose.inline(entry.title, true), ...ddpDiagnose.body(one, entry));
             all.querySelectorAll("code, pre").forEach((code) => code.remove());
             return [entry.id, all.textContent];
         })""",
