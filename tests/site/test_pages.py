@@ -142,6 +142,11 @@ def test_a_chapter_reads_fully_without_scripts(open_page):
     option.click()
     assert page.locator(".quiz").first.locator("input:checked").count() == 1
     assert option.evaluate(look) != before
+    wrong = page.locator(".quiz").nth(1).locator("li:has(.quiz-wrong)")
+    assert not wrong.first.locator(".quiz-reason p").is_visible()
+    wrong.first.locator("label").click()
+    assert wrong.first.locator(".quiz-reason p").is_visible()
+    assert not wrong.last.locator(".quiz-reason p").is_visible(), "only the chosen one, until the answer is open"
     fold = open_page("understand/practice.html", java_script_enabled=False).locator("details.interview").first
     fold.locator("summary").first.click()
     assert fold.locator("p").last.is_visible()

@@ -106,7 +106,7 @@ class CardDirective(SphinxDirective):
             if place:
                 yield nodes.Text(" · ")
             if kind == "cite":
-                yield from inline(self, f"{{cite:p}}`{target}`")
+                yield from inline(self, f"source {{cite:p}}`{target}`")
                 continue
             text = f"claim {target.replace('-', ' ')}" if kind == "claim" else target
             if kind == "lab":
