@@ -217,6 +217,8 @@ def test_a_deck_takes_a_card_as_two_slides_with_notes(book: TinyBook) -> None:
     assert "Spoken link answer" in slides[2].get_text()
     notes = slides[2].select_one("aside.notes")
     assert notes.select_one("li strong").get_text() == "And then?"
+    assert "A weak answer: Because it is faster." in notes.get_text()
+    assert "Knows no bucket." in notes.get_text()
     assert [item.get_text().strip() for item in slides[3].select("li")][1] == "around both"
     assert [item.get_text().strip() for item in slides[4].select("li")] == ["around both"]
     notes = slides[4].select_one("aside.notes").extract().get_text()

@@ -45,12 +45,16 @@ class DeckCard(SphinxDirective):
         else:
             answer += self._parsed(source.parts["answer"])
         notes = speaker_notes()
-        for part, label in LABELS.items():
-            if part in source.parts and part != "answer":
-                notes += nodes.paragraph("", "", nodes.strong("", "Why" if part == "why" else label))
+        for part, text in (("weak", source.weak), ("flags", " ".join(source.flags))):
+            if text:  # small and run in: they share a page of the handout with the answer
+                label = nodes.strong("", f"{LABELS[part]}: ")
+                notes += nodes.paragraph("", "", label, *self._inline(" ".join(text.split())), classes=["deck-aside"])
+        for part in ("why", "depth", "follow-ups"):
+            if part in source.parts:
+                notes += nodes.paragraph("", "", nodes.strong("", "Why" if part == "why" else LABELS[part]))
                 notes += self._parsed(source.parts[part])
         if source.options:
-            notes += nodes.paragraph("", "", *reasons(source, self._inline))
+            notes += nodes.paragraph("", "", *reasons(source, self._inline), classes=["deck-aside"])
         if notes.children:
             answer += notes
         return [question, answer]
