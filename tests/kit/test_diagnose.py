@@ -399,10 +399,10 @@ def test_json_has_all_of_it(capsys):
     assert answer["diagnoses"][0]["evidence"][0]["line_number"] == 7
 
 
-def test_nothing_known_says_what_to_collect(capsys):
+def test_a_log_without_an_error_says_what_to_do_next(capsys):
     code, printed, _ = run(capsys, OWN / "logs" / "nothing.log")
     assert code == 1
-    assert "Nothing in the log is known" in printed
+    assert "The log has no error" in printed
     assert "py-spy dump" in printed
     code, printed, _ = run(capsys, "--json", OWN / "logs" / "nothing.log")
     assert (code, json.loads(printed)["diagnoses"]) == (1, [])

@@ -16,8 +16,9 @@ from typing import Any
 
 from ..diagnose import Diagnosis, Engine, EntryError, Evidence, entries
 from ..diagnose.answers import shortened
+from ..diagnose.ranking import Answer
 from ..diagnose.reading import log_files, ranks_of, read_text
-from ..diagnose.tables import limits, nothing_known
+from ..diagnose.tables import limits
 from ..errors import BadInput
 from ..ranks import ranks_text
 from .handbook import address
@@ -32,7 +33,7 @@ examples:
   ddplab diagnose rank*.log             a file per rank
   ddplab diagnose --dump dumps/         the flight recorder's dumps of a hang
 
-exit code: 0 something was diagnosed, 1 nothing known is in the log, 2 the input cannot be used
+exit code: 0 something was diagnosed, 1 the log shows no error, 2 the input cannot be used
 """
 _ADVICE_LINES = 12  # of a fix, in the text for people; all of it is on the page and in --json
 
@@ -68,25 +69,24 @@ def _run(arguments: argparse.Namespace) -> int:
     except EntryError as error:
         raise BadInput(str(error)) from None
     read = _read(arguments.logs, engine)
-    found = engine.finish()
-    shown = found[: arguments.top]
+    answer = engine.answer()
+    more = max(len(answer.diagnoses) - arguments.top, 0)
+    del answer.diagnoses[arguments.top :]
     if arguments.json:
-        listed = [asdict(one) | {"address": address(one.page)} for one in shown]
-        answer = {"read": read, "diagnoses": listed, "more": len(found) - len(shown), "collect": _collect(found)}
-        print(json.dumps(answer, indent=2))  # in ASCII: the text of a log must not control the terminal here, either
-    elif found:
-        print(_text(shown, len(found) - len(shown)))
-    else:
+        said = {"read": read, **asdict(answer), "more": more}
+        for one in said["diagnoses"]:
+            one["address"] = address(one["page"])
+        print(json.dumps(said, indent=2))  # in ASCII: the text of a log must not control the terminal here, either
+    elif answer.nothing:
         characters = sum(one["characters"] for one in read)
-        print(f"Nothing in the log is known to the handbook ({characters:,} characters read).")
-        print("What to collect next:")
-        for line in nothing_known:
+        print(_wrapped(f"{plain(answer.nothing.title)} ({characters:,} characters read).", ""))
+        print(_wrapped(plain(answer.nothing.text), ""))
+        print("What to do next:")
+        for line in answer.nothing.collect:
             print(_wrapped(line, "  - ", "    "))
-    return 0 if found else 1
-
-
-def _collect(found: list[Diagnosis]) -> list[str]:
-    return [] if found else list(nothing_known)
+    else:
+        print(_text(answer, more))
+    return 1 if answer.nothing else 0
 
 
 def _read(given: list[str], engine: Engine) -> list[dict[str, Any]]:
@@ -180,15 +180,17 @@ def plain(markdown: str) -> str:
     return _EMPHASIS.sub(lambda found: found[1] or found[2], text)
 
 
-def _text(shown: list[Diagnosis], more: int) -> str:
+def _text(answer: Answer, more: int) -> str:
     terminal = Terminal()
     blocks = []
-    for place, one in enumerate(shown, start=1):
+    for place, one in enumerate(answer.diagnoses, start=1):
         title = inert(plain(one.title))
         lines = [terminal.strong(f"{place}. {title}"), f"   {one.id}" + _ranks(one)]
         lines += [_evidence(evidence) for evidence in one.evidence]
         if place == 1:
             lines += ["", _wrapped(inert(plain(one.why)))]
+            if answer.suspect:
+                lines.append(_wrapped(inert(plain(f"Suspect: rank {answer.suspect.rank}: {answer.suspect.why}."))))
         lines += _labeled("Cause", one.cause, place) + _labeled("Fix", one.fix, place)
         if place == 1 and one.collect:
             lines += _labeled("To be sure", one.collect, place)
@@ -204,7 +206,7 @@ def _text(shown: list[Diagnosis], more: int) -> str:
             lines.append(f"  Handbook: {where}")
         blocks.append("\n".join(lines))
     if more:
-        blocks.append(f"{more} more: ddplab diagnose --top {len(shown) + more}")
+        blocks.append(f"{more} more: ddplab diagnose --top {len(answer.diagnoses) + more}")
     return "\n\n".join(blocks)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from ..ranks import ranks_text
 from .candidates import Candidate, Kind
 from .entry import Entry
-from .findings import Exit, Group, Hit
-from .tables import answers, limits, signals, why
+from .findings import Exit, Group, Hit, Last
+from .tables import answers, errors, general, limits, signals, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,8 @@ def written(one: Candidate, several: bool, root: Exit | None, known: Mapping[str
         text = _of_exception(one.id, one.group)
     elif one.exit:
         text = _of_exit(one.id, one.exit)
+    elif one.last:
+        text = _of_last(one.id, one.last)
     if entry:
         text |= {key: getattr(entry, key) for key in text if key != "title" or not one.exit}  # that names the rank
     return Diagnosis(
@@ -92,7 +94,7 @@ def written(one: Candidate, several: bool, root: Exit | None, known: Mapping[str
         role=one.role,
         rank=rank,
         evidence=evidence[: limits.evidence_shown],
-        why=_why(one, rank, ranks, root),
+        why=_why(one, rank, ranks, root) + (why.last if one.last else ""),
         page=page_of(one.id) if entry else "repair/diagnose.html",
         count=one.count,
         ranks=ranks,
@@ -144,9 +146,18 @@ def _of_exception(name: str, group: Group) -> dict[str, str]:
     title = f"{group.name}: {shortened(message, 100)}" if message else group.name
     place = why.place.format(where=group.where) if group.where else ""
     text = {key: one.format(name=title, type=group.name, place=place) for key, one in answers[name].items()}
+    text["cause"] += f" {general[group.name]}" if group.name in general else ""
     if group.before:
         text["cause"] += why.while_handling.format(before=group.before.name)
     return text
+
+
+def _of_last(name: str, last: Last) -> dict[str, str]:
+    if last.name:
+        return _of_exception(name, Group(last.name, last.message, ""))
+    line = last.hit.text.strip()
+    what, todo = next((e[1:3] for e in errors if e[0].search(last.message)), errors[-1][1:3])
+    return {k: one.format(name=shortened(line, 100), what=what, next=todo) for k, one in answers[name].items()}
 
 
 def _of_exit(name: str, one: Exit) -> dict[str, str]:

@@ -9,7 +9,7 @@ from .answers import page_of
 from .entry import Entry
 from .tables import tables
 
-_SHOWN = ("id", "title", "role", "cause", "fix", "collect", "explains")
+_SHOWN = ("id", "title", "role", "family", "cause", "fix", "collect", "explains")
 
 
 def page_data(known: Mapping[str, Entry]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from .entry import Entry
-from .findings import Exit, Findings, Group, Hit
+from .findings import Exit, Findings, Group, Hit, Last
 from .tables import signals, words
 
 _TERMINATED = (-15, 143)  # exit codes of a process that SIGTERM ended: somebody else failed before
@@ -42,6 +42,7 @@ class Candidate:
     entry: Entry | None = None
     group: Group | None = None
     exit: Exit | None = None
+    last: Last | None = None
     place: int = 0  # in time
     below: list[Candidate] = field(default_factory=list)  # what follows from it
 
@@ -55,7 +56,10 @@ def candidates(findings: Findings, known: Mapping[str, Entry], root: Exit | None
     """All that may be an answer; ``root`` is the first failure by torchrun's account."""
     found = _entries_found(findings, known) + _exceptions(findings, known)
     exited = _first_exit(findings, root, found)
-    return [*found, exited] if exited else found
+    found += [exited] if exited else []
+    if all(one.kind == Kind.WARNING for one in found):
+        found += _last_lines(findings)
+    return found
 
 
 def root_exit(findings: Findings) -> Exit | None:
@@ -107,6 +111,15 @@ def _exceptions(findings: Findings, known: Mapping[str, Entry]) -> list[Candidat
             name, kind = "stopped", Kind.STOPPED
         made.append(Candidate(name, "generic", kind, list(group.ranks.values()), group.count, group=group))
     return made
+
+
+def _last_lines(findings: Findings) -> list[Candidate]:
+    """The last line that looks like an error, of the first file that has one, when nothing better is known."""
+    for one in findings.last:
+        if (one.hit.source.name, one.hit.number) not in findings.dismissed:
+            name = "python-exception" if one.name else "last-error"
+            return [Candidate(name, "generic", Kind.GENERIC, [one.hit], 1, last=one)]
+    return []
 
 
 def _first_exit(findings: Findings, root: Exit | None, found: list[Candidate]) -> Candidate | None:

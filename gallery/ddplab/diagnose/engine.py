@@ -12,16 +12,18 @@ from functools import partial
 
 from .answers import Diagnosis
 from .entry import Entry, Match, entries
-from .findings import Exit, Findings, Found, Hit, Source, add_first
+from .findings import Exit, Findings, Found, Hit, Last, Source, add_first
 from .lanes import Lane, Traceback
 from .lines import Line, read_line
-from .ranking import rank_findings
+from .nothing import exception_of, last_error
+from .ranking import Answer, answer_to
 from .search import Search
-from .tables import limits, marks, patterns, words
+from .tables import facts, limits, marks, patterns, words
 from .unwrap import Unwrapper
 from .window import Window
 
 _MARKS = tuple(vars(marks).values())
+_RUNS = {mark for name, mark in vars(marks).items() if name.startswith("run_")}
 
 
 class Engine:
@@ -30,9 +32,12 @@ class Engine:
     def __init__(self, known: Mapping[str, Entry]) -> None:
         self._known = known
         self._matches: list[tuple[Entry, Match]] = [(entry, m) for entry in known.values() for m in entry.matches]
-        self._search = Search([*(match.needle for _, match in self._matches), *_MARKS])
+        self._search = Search(
+            [*(match.needle for _, match in self._matches), *_MARKS, *(needle for _, needle, _ in facts)]
+        )
         self._near_tries = [0] * len(self._matches)
         self._findings = Findings()
+        self._earlier: list[Findings] = []  # of runs that ended above in the same file
         self._source = Source("", None)
         self._start_file()
 
@@ -68,12 +73,17 @@ class Engine:
 
     def finish(self) -> list[Diagnosis]:
         """The log is at its end: what was found, best first."""
+        return self.answer().diagnoses
+
+    def answer(self) -> Answer:
+        """The log is at its end: all that is to be said."""
         self._end_file()
-        return rank_findings(self._findings, self._known)
+        return answer_to([*self._earlier, self._findings], self._known)
 
     def _end_file(self) -> None:
         self._read(self._unwrapper.finish())
         self._scan(len(self._window.text))
+        self._note_end()
         for lane in self._lanes.values():
             if lane.summary and lane.root and lane.summary.rank is not None:
                 self._findings.exits.append(lane.summary)
@@ -86,6 +96,7 @@ class Engine:
         window, start = self._window, self._window.scanned
         if end <= start:
             return
+        self._note_beginning(start, end)
         lines = self._search.lines(window.text, start, end)
         starts = sorted(lines)
         at, next_hit = start, 0
@@ -110,6 +121,10 @@ class Engine:
 
     def _line(self, begin: int, stop: int, needles: list[int]) -> None:
         number = self._window.number
+        marked = {index - len(self._matches) for index in needles if index >= len(self._matches)}
+        found = {_MARKS[index] for index in marked if index < len(_MARKS)}
+        if found & _RUNS:
+            self._start_run()
         if self._busy and number >= self._tidy_at:
             self._give_up_old()
         line = read_line(self._window.text[begin:stop])
@@ -120,10 +135,16 @@ class Engine:
                 return
             lane = self._lanes[rank] = Lane()
         busy, hit_of = lane.busy, partial(self._hit, line, begin)
-        if lane.summary and (ended := lane.summary_line(line, hit_of)):
-            self._findings.exits.append(ended)
-            del self._findings.exits[limits.ranks_kept :]
-        found = {_MARKS[index - len(self._matches)] for index in needles if index >= len(self._matches)}
+        if lane.summary:
+            before = lane.summary.code
+            if ended := lane.summary_line(line, hit_of):
+                self._findings.exits.append(ended)
+                del self._findings.exits[limits.ranks_kept :]
+            elif lane.summary and lane.summary.code != before and len(self._findings.facts.ended) < limits.ranks_kept:
+                one = lane.summary
+                self._findings.facts.ended.append(Exit(one.rank, one.code, hit_of(one.rank), one.time))
+        if lane.last_error and lane.last_error_line(line):
+            self._findings.facts.last_errors.setdefault(rank, hit_of(rank))
         frame, closed = False, None
         if marks.traceback in found:
             frame = lane.open_traceback(line, rank, number, self._window.line_above(begin))
@@ -135,6 +156,9 @@ class Engine:
             hit = hit_of(closed.rank if closed else rank)
             self._message(lane, line, closed, hit, stop, needles)
             self._launcher(lane, line, found, hit)
+            for index in marked:
+                if index >= len(_MARKS) and (new := self._findings.facts.note(index - len(_MARKS), line, hit_of, rank)):
+                    self._find_time(new)
         self._busy += lane.busy - busy
 
     def _rank(self, line: Line) -> int | None:
@@ -152,6 +176,44 @@ class Engine:
             lane.open = [one for one in lane.open if self._window.number - one.start < limits.traceback_span]
             self._busy += lane.busy - busy
         self._tidy_at = self._window.number + limits.traceback_span // 4
+
+    def _start_run(self) -> None:
+        """Another run begins, if the one above has failed; only its findings count, unless it has none."""
+        old = self._findings
+        if len(old.sources) == 1 and old.over:
+            self._earlier.append(old)
+            del self._earlier[: -limits.runs_kept]
+            self._findings = Findings(old.sources, started=old.started, first_line=self._window.number)
+            self._lanes, self._busy = {}, 0
+
+    def _note_beginning(self, start: int, end: int) -> None:
+        """Look for the log's first time stamp, and whether there is anything but blanks."""
+        findings = self._findings
+        findings.written = findings.written or not self._window.text[start:end].isspace()
+        if self._window.number == 1:
+            at = start
+            for _ in range(limits.first_lines):
+                stop = self._window.text.find("\n", at, end)
+                time = read_line(self._window.text[at : stop if stop >= 0 else end]).time
+                if time and (not findings.started or time < findings.started):
+                    findings.started = time
+                if time or stop < 0:
+                    break
+                at = stop + 1
+
+    def _note_end(self) -> None:
+        """Keep the last line that looks like an error, and the last lines."""
+        window = self._window
+        if place := last_error(window):
+            line = read_line(window.text[place[0] : place[1]])
+            number = window.number_at(place[0])
+            name, message = exception_of(line) or ("", line.body)
+            text = line.text[: limits.text_kept]
+            rank = self._rank(line)
+            hit = Hit(self._source, number, rank, text, line.time, line.warning, place[0])
+            self._findings.last.append(Last(hit, name, message))
+        tail = [line for line in window.text[window.lines_back(len(window.text)) :].split("\n") if line.strip()]
+        self._findings.tails.append(tail[: -limits.tail_lines - 1 : -1])
 
     # -- what a line means ----------------------------------------------------------------------------
 
@@ -172,6 +234,11 @@ class Engine:
         """Note what the launcher prints about processes that ended, and that exceptions are chained."""
         if marks.chain in found or marks.caused in found:
             lane.chained = lane.closed.group if lane.closed else None
+        if marks.last_error in found:
+            rest = line.text.partition(marks.last_error)[2].strip()
+            lane.last_error = 0 if rest else limits.last_error_lines
+            if rest:
+                self._findings.facts.last_errors.setdefault(hit.rank, hit)
         if marks.process in found and (spawned := patterns.spawned.search(line.body)):
             lane.spawned = int(spawned[1])
         if marks.exit_code in found and (failed := patterns.agent_exit.search(line.body)):
@@ -227,6 +294,8 @@ class Engine:
     def _count_exception(self, traceback: Traceback, hit: Hit) -> None:
         """Count the exception of a closed traceback in its group."""
         if traceback.ignored or traceback.name in words.wrappers:
+            if len(self._findings.dismissed) < limits.ranks_kept:
+                self._findings.dismissed.add((hit.source.name, hit.number))
             return
         group = self._findings.group_of(traceback.name, traceback.message, traceback.where or traceback.anywhere)
         if group is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from .facts import Facts
 from .lines import Time
 from .tables import limits
 
@@ -81,14 +82,35 @@ class Exit:
 
 
 @dataclass(slots=True)
+class Last:
+    """The last line of a file that looks like an error."""
+
+    hit: Hit
+    name: str  # of the exception; empty if it is none
+    message: str
+
+
+@dataclass(slots=True)
 class Findings:
-    """Entries that fit, exceptions, and exits."""
+    """Entries that fit, exceptions, exits and numbers of a run."""
 
     sources: list[Source] = field(default_factory=list)
     found: dict[str, Found] = field(default_factory=dict)
     groups: dict[tuple[str, str, str], Group] = field(default_factory=dict)
     exits: list[Exit] = field(default_factory=list)  # root causes in torchrun's summaries
     agent_exits: list[Exit] = field(default_factory=list)  # first failures that an agent logged; ranks are local
+    facts: Facts = field(default_factory=Facts)
+    last: list[Last] = field(default_factory=list)  # of each file
+    dismissed: set[tuple[str, int]] = field(default_factory=set)  # exceptions that are no failure, by source and line
+    started: Time | None = None  # the log's first time stamp
+    first_line: int = 1  # of the run
+    written: bool = False  # there is more than blanks
+    tails: list[list[str]] = field(default_factory=list)  # the last lines of each file, the last one first
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has failed, and what begins after that is another one."""
+        return bool(self.exits or self.agent_exits or any(group.uncaught for group in self.groups.values()))
 
     def group_of(self, name: str, message: str, where: str) -> Group | None:
         """The group of an exception; None if there are too many already."""

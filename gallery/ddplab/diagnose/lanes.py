@@ -48,11 +48,12 @@ class Lane:
     summary: Exit | None = None  # torchrun's block is open
     summary_left: int = 0
     root: bool = False  # the block is its root cause
+    last_error: int = 0  # within so many lines NCCL's last error comes
 
     @property
     def busy(self) -> int:
         """How much is open; while anything is, each line is read."""
-        return len(self.open) + (self.summary is not None)
+        return len(self.open) + (self.summary is not None) + (self.last_error > 0)
 
     def open_traceback(self, line: Line, rank: int | None, number: int, above: str) -> bool:
         """Begin a traceback if the line does; ``above`` is the line above."""
@@ -67,6 +68,7 @@ class Lane:
         outermost = self.spawned is not None
         if self.spawned is not None:
             rank = self.spawned
+        self.last_error = 0
         ignored, thread = bool(patterns.ignored.search(above)), bool(patterns.thread.search(above))
         if len(self.open) >= limits.open_tracebacks:
             self.open.pop(0)
@@ -105,6 +107,14 @@ class Lane:
         if current.lines_left <= 0:
             self.open.pop()
         return False, None
+
+    def last_error_line(self, line: Line) -> bool:
+        """Whether the line is what NCCL gives as its last error."""
+        self.last_error -= 1
+        if not line.body.strip():
+            return False
+        self.last_error = 0
+        return True
 
     def open_summary(self, root: bool, hit: Hit) -> None:
         """Torchrun's summary begins, or its root cause."""

@@ -21,6 +21,10 @@ class Time:
     zoned: bool
     seconds: float
 
+    def __lt__(self, other: Time) -> bool:
+        """Whether it is known to be earlier."""
+        return self.zoned == other.zoned and self.seconds < other.seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -33,6 +37,7 @@ class Line:
     time: Time | None
     warning: bool
     logged: bool  # it begins with a time or a level
+    severe: bool  # that level is at least an error
 
 
 def read_line(raw: str) -> Line:
@@ -68,7 +73,7 @@ def read_line(raw: str) -> Line:
     if rank is None and (glued := patterns.glued.search(front, at)):
         rank, strong = int(glued[1] or glued[2]), True
     warning = level == "W" or (level == "" and bool(patterns.warning.search(front)))
-    return Line(text, text[at:], rank, strong, time, warning, time is not None or level != "")
+    return Line(text, text[at:], rank, strong, time, warning, time is not None or level != "", level in ("E", "C", "F"))
 
 
 def summary_time(text: str) -> Time | None:

@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from .answers import Diagnosis, written
+from .answers import Diagnosis, shortened, written
 from .candidates import Candidate, Kind, candidates, root_exit
 from .entry import Entry
+from .facts import sentences
 from .findings import Exit, Findings, Hit
-from .tables import limits, words
+from .nothing import Nothing, nothing_found
+from .suspect import Suspect, suspect
+from .tables import limits, says, words
+from .timeline import Moment, timeline
 
 
-def rank_findings(findings: Findings, known: Mapping[str, Entry]) -> list[Diagnosis]:
-    """The diagnoses, best first."""
+@dataclass(slots=True)
+class Answer:
+    """All that is said of a log.
+
+    Attributes:
+        diagnoses: best first.
+        suspect: the rank to look at first.
+        timeline: lines of note, in the order of the log.
+        nothing: what the log looks like, if there is no diagnosis.
+    """
+
+    diagnoses: list[Diagnosis]
+    suspect: Suspect | None
+    timeline: list[Moment]
+    nothing: Nothing | None
+
+
+def answer_to(runs: Sequence[Findings], known: Mapping[str, Entry]) -> Answer:
+    """The answer to a log of one or more runs: to the last that failed."""
+    found, failed = runs[-1], False
+    for findings in reversed(runs):
+        top = _ranked(findings, known)
+        if any(one.kind <= Kind.GENERIC for one in top):
+            found, failed = findings, True
+            break
+    if not failed:
+        found, top = runs[-1], _ranked(runs[-1], known)
+    root = root_exit(found)
+    several = len(found.sources) > 1
+    diagnoses = [written(one, several, root, known) for one in top]
+    if diagnoses:
+        diagnoses[0].why = " ".join([diagnoses[0].why, *_said(top[0], found, runs)])
+    nothing = None if diagnoses else nothing_found(found)
+    return Answer(diagnoses, suspect(top[0] if top else None, found.facts, root), timeline(top, found), nothing)
+
+
+def _said(best: Candidate, found: Findings, runs: Sequence[Findings]) -> list[str]:
+    """What the numbers add to the best answer."""
+    said = sentences(found.facts) if best.kind == Kind.CONSEQUENCE or best.entry else []
+    if best.id.startswith("nccl-") and best.role == "generic":
+        said += [
+            says.last_error.format(text=shortened(h.text.strip(), 200))
+            for h in list(found.facts.last_errors.values())[:1]
+        ]
+    before = runs[: [id(one) for one in runs].index(id(found))]
+    return said + ([says.earlier.format(line=found.first_line)] if before else [])
+
+
+def _ranked(findings: Findings, known: Mapping[str, Entry]) -> list[Candidate]:
+    """The candidates, best first, each with what follows from it below it."""
     root = root_exit(findings)
     found = candidates(findings, known, root)
+    _prefer_last_error(found, findings)
     _order(found, findings, root)
     _prefer_earlier_exception(found, root)
     _raise_explainers(found)
     found.sort(key=lambda one: (one.kind, one.place))
-    several = len(findings.sources) > 1
-    return [written(one, several, root, known) for one in _nest(found)]
+    return _nest(found)
 
 
 def _order(found: list[Candidate], findings: Findings, root: Exit | None) -> None:
@@ -48,6 +101,16 @@ def _order(found: list[Candidate], findings: Findings, root: Exit | None) -> Non
     ordered = sorted(found, key=lambda one: (*moment(one.hits[0]), -one.weight, one.id))
     for place, one in enumerate(ordered):
         one.place = place
+
+
+def _prefer_last_error(found: list[Candidate], findings: Findings) -> None:
+    """What NCCL gives as its last error explains its generic message."""
+    lines = {(hit.source.name, hit.number) for hit in findings.facts.last_errors.values()}
+    for one in found:
+        if one.entry and any((hit.source.name, hit.number) in lines for hit in one.hits):
+            one.explains += tuple(
+                o.id for o in found if o.role == "generic" and o.id.startswith("nccl-") and o is not one
+            )
 
 
 def _prefer_earlier_exception(found: list[Candidate], root: Exit | None) -> None:

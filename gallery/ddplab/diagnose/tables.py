@@ -1,6 +1,6 @@
-"""What the log reader knows beside the entries: limits, word lists, patterns and texts, from ``tables.toml``.
+"""What the log reader knows beside the entries: limits, word lists, patterns and texts, from TOML files.
 
-The page "Diagnose a log" embeds the same file, so that only the control flow exists in two languages.
+The page "Diagnose a log" embeds the same files, so that only the control flow exists in two languages.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     return content
 
 
-TABLES = Path(__file__).with_name("tables.toml")
-tables = read_toml(TABLES)
+TABLES = [Path(__file__).with_name(f"{name}.toml") for name in ("tables", "facts", "nothing")]
+tables = {key: value for path in TABLES for key, value in read_toml(path).items()}
 limits = SimpleNamespace(**tables["limits"])
 words = SimpleNamespace(**tables["words"])
 marks = SimpleNamespace(**tables["marks"])
@@ -37,4 +37,13 @@ any_prefix = re.compile("|".join(f"(?:{one['pattern']})" for one in tables["pref
 signals = {one["number"]: SimpleNamespace(**one) for one in tables["signals"]}
 packed = [(bytes.fromhex(one["magic"]), one.get("at", 0), one["what"], one["todo"]) for one in tables["packed"]]
 answers: dict[str, dict[str, str]] = tables["answers"]
-nothing_known: list[str] = tables["nothing_known"]
+facts = [(one["kind"], one["needle"], re.compile(one["pattern"], re.ASCII)) for one in tables["facts"]]
+says = SimpleNamespace(**tables["says"])
+suspects = SimpleNamespace(**tables["suspects"])
+nothing: dict[str, dict[str, Any]] = tables["nothing"]
+general: dict[str, str] = tables["general"]
+ends = [(one["end"], re.compile(one["pattern"], re.ASCII), one["collect"]) for one in tables["ends"]]
+errors = [
+    (re.compile(one["pattern"], re.ASCII), one["what"], one["next"], one.get("at_end", False))
+    for one in tables["errors"]
+]

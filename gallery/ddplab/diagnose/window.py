@@ -59,6 +59,11 @@ class Window:
         """The line above ``begin``."""
         return self.text[self.text.rfind("\n", 0, max(begin - 1, 0)) + 1 : begin]
 
+    def number_at(self, position: int) -> int:
+        """The number of the line at ``position``, once all is read."""
+        rest = self.text[position:]
+        return self.number - rest.count("\n") + rest.count("\n\r") - rest.count("\0")
+
     def run_of_equal(self, begin: int, end: int, most: int, few: int) -> int:
         """Where the lines equal to ``text[begin:end]`` end, if more than a few follow; else ``end``."""
         line, width = self.text[begin:end], end - begin

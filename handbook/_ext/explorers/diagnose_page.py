@@ -66,7 +66,7 @@ class Diagnose(SphinxDirective):
             data = page_data(entries())
         except EntryError as error:
             raise BuildError(f"diagnose: {error}") from error
-        for path in (*FOLDER.glob("*.toml"), TABLES):
+        for path in (*FOLDER.glob("*.toml"), *TABLES):
             self.env.note_dependency(str(path))
         self.env.metadata[self.env.docname]["diagnose"] = entry_names()
         node = diagnose_log(data=_json(data), logs=[], lab="")
