@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ddplab.diagnose import Diagnosis, Engine, Entry, entries
+from ddplab.diagnose.ranking import Answer
 from ddplab.diagnose.reading import ranks_of, read_text
 
 OWN = Path(__file__).parent / "kit" / "diagnose"
@@ -56,10 +57,15 @@ WRAPPED += [(f"{columns} columns.log", cut(_USER, columns).encode()) for columns
 
 
 def answers(known: Mapping[str, Entry], *files: tuple[str, bytes]) -> list[Diagnosis]:
+    """The diagnoses of the engine in Python."""
+    return answer(known, *files).diagnoses
+
+
+def answer(known: Mapping[str, Entry], *files: tuple[str, bytes]) -> Answer:
     """What the engine in Python answers to the files, read as one job's."""
     engine = Engine(known)
     for (name, data), rank in zip(files, ranks_of([name for name, _ in files]), strict=True):
         engine.start(name, rank)
         for text in read_text(io.BufferedReader(io.BytesIO(data)), name):
             engine.feed(text)
-    return engine.finish()
+    return engine.answer()

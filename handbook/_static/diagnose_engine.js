@@ -5,10 +5,12 @@
 
 // One function without outer names, because a worker is made from its source.
 window.makeDiagnoseEngine = function makeEngine(data) {
-  const { limits, words, marks, why: sentences, answers } = data.tables;
+  const { limits, words, marks, why: sentences, answers, says, suspects, general } = data.tables;
   const pattern = (source, flags = "") => new RegExp(source, `u${flags}`);
   const patterns = Object.fromEntries(Object.entries(data.tables.patterns).map(([name, source]) => [name, pattern(source)]));
   const prefixes = data.tables.prefixes.map((one) => [one.kind, pattern(one.pattern, "y")]);
+  const [factKinds, ends, errors] = ["facts", "ends", "errors"]
+    .map((name) => data.tables[name].map((one) => ({ ...one, pattern: pattern(one.pattern) })));
   const escapes = pattern(data.tables.patterns.ansi, "g");
 
   // lines.py
@@ -41,7 +43,8 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     const glued = rank === null ? patterns.glued.exec(front.slice(at)) : null;
     if (glued) { rank = +(glued[1] || glued[2]); strong = true; }
     const warning = level === "W" || (level === "" && patterns.warning.test(front));
-    return { text, body: text.slice(at), rank, strong, time, warning, logged: time !== null || level !== "" };
+    const logged = time !== null || level !== "";
+    return { text, body: text.slice(at), rank, strong, time, warning, logged, severe: "ECF".includes(level || " ") };
   }
 
   function clock(hour, minute, second, fraction) {
@@ -208,11 +211,18 @@ window.makeDiagnoseEngine = function makeEngine(data) {
   const matches = data.entries.flatMap((entry) => entry.matches.map(([needle, regex, nearby, weight]) => ({
     entry, needle, nearby, weight, regex: regex ? pattern(regex) : null,
   })));
-  const needles = [...matches.map((m) => m.needle), ...Object.values(marks)];
+  const markNames = Object.values(marks);
+  const runs = Object.keys(marks).filter((name) => name.startsWith("run_")).map((name) => marks[name]);
+  const needles = [...matches.map((m) => m.needle), ...markNames, ...factKinds.map((one) => one.needle)];
   // One search for all needles
   const anyNeedle = new RegExp(needles.map((one) => one.replace(/[.*+?^${}()|[\]\\\/]/g, "\\$&")).join("|"), "g");
   const nearTries = new Array(matches.length).fill(0);
-  const findings = { sources: [], found: new Map(), groups: new Map(), exits: [], agentExits: [] };
+  const newFindings = (sources, started, firstLine) => ({
+    sources, found: new Map(), groups: new Map(), exits: [], agentExits: [], started, firstLine, written: false,
+    facts: new Map(), lastErrors: new Map(), ended: [], last: [], dismissed: new Set(), tails: [],
+  });
+  let findings = newFindings([], null, 1);
+  const earlier = []; // runs that ended above in the same file
   let source = { name: "", rank: null };
   let buffer = "", scanned = 0, number = 1, held = "", lanes = new Map(), busy = 0, tidyAt = 0;
 
@@ -248,13 +258,14 @@ window.makeDiagnoseEngine = function makeEngine(data) {
 
   function finish() {
     endFile();
-    return rankFindings();
+    return answerTo([...earlier, findings]);
   }
 
   function endFile() {
     append(unwrap(wrapped));
     wrapped = "";
     scan(buffer.length);
+    noteEnd();
     for (const lane of lanes.values())
       if (lane.summary && lane.root && lane.summary.rank !== null) findings.exits.push(lane.summary);
     buffer = ""; scanned = 0; number = 1; held = ""; busy = 0; lanes = new Map(); tidyAt = 0;
@@ -285,6 +296,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
   function scan(end) {
     const begin0 = scanned;
     if (end <= begin0) return;
+    noteBeginning(begin0, end);
     const lines = new Map();
     const block = begin0 === 0 && end === buffer.length ? buffer : buffer.slice(begin0, end);
     anyNeedle.lastIndex = 0;
@@ -330,23 +342,32 @@ window.makeDiagnoseEngine = function makeEngine(data) {
   }
 
   function readOne(begin, stop, hits) {
+    const own = hits.filter((index) => index >= matches.length).map((index) => needles[index]);
+    if (own.some((mark) => runs.includes(mark))) startRun();
     if (busy && number >= tidyAt) giveUpOld();
     const line = readLine(buffer.slice(begin, stop));
     const rank = rankOf(line);
     let lane = lanes.get(rank);
     if (!lane) {
       if (lanes.size >= limits.ranks_kept) return;
-      lane = { open: [], closed: null, chained: null, spawned: null, summary: null, summaryLeft: 0, root: false };
+      lane = { open: [], closed: null, chained: null, spawned: null, summary: null, summaryLeft: 0, root: false, lastError: 0 };
       lanes.set(rank, lane);
     }
     if (lane.summary) summaryLine(lane, line);
     let hit = null;
-    const own = hits.filter((index) => index >= matches.length).map((index) => needles[index]);
+    if (lane.lastError) {
+      if (--lane.lastError === 0) busy--;
+      if (line.body.trim()) {
+        if (lane.lastError) { lane.lastError = 0; busy--; }
+        if (!findings.lastErrors.has(rank)) findings.lastErrors.set(rank, makeHit(line, rank, begin));
+      }
+    }
     const [frame, closed] = tracebackLine(lane, line, rank, begin, own.includes(marks.traceback));
     if (frame) return;
     for (const index of hits) {
       if (index < matches.length && fits(index, line, rank, begin, stop)) {
         hit = hit || makeHit(line, closed ? closed.rank : rank, begin);
+        show(hit, line.text, matches[index].needle);
         note(index, hit);
         explain(lane, matches[index].entry, line, closed);
       }
@@ -365,6 +386,53 @@ window.makeDiagnoseEngine = function makeEngine(data) {
       lane.summary = { rank: null, code: null, hit: top, time: null, codeHit: null };
       lane.summaryLeft = limits.summary_lines;
     }
+    if (own.includes(marks.last_error)) {
+      const rest = line.text.slice(line.text.indexOf(marks.last_error) + marks.last_error.length).trim();
+      if (rest && !findings.lastErrors.has(rank)) findings.lastErrors.set(rank, makeHit(line, rank, begin));
+      busy += (rest ? 0 : 1) - (lane.lastError ? 1 : 0);
+      lane.lastError = rest ? 0 : limits.last_error_lines;
+    }
+    for (const index of hits) {
+      const fact = index - matches.length - markNames.length;
+      if (fact >= 0) noteFact(factKinds[fact], line, rank, begin);
+    }
+  }
+
+  function startRun() {
+    const old = findings;
+    const over = old.exits.length || old.agentExits.length || [...old.groups.values()].some((group) => group.uncaught);
+    if (old.sources.length !== 1 || !over) return;
+    earlier.push(old);
+    earlier.splice(0, earlier.length - limits.runs_kept);
+    findings = newFindings(old.sources, old.started, number);
+    lanes = new Map();
+    busy = 0;
+  }
+
+  function noteBeginning(from, end) {
+    findings.written = findings.written || /\S/.test(buffer.slice(from, end));
+    if (number !== 1) return;
+    let at = from;
+    for (let n = 0; n < limits.first_lines; n++) {
+      const stop = find("\n", at, end), { time } = readLine(buffer.slice(at, stop >= 0 ? stop : end));
+      const { started } = findings;
+      if (time && (!started || (time.zoned === started.zoned && time.seconds < started.seconds))) findings.started = time;
+      if (time || stop < 0) break;
+      at = stop + 1;
+    }
+  }
+
+  function noteEnd() {
+    const place = lastError();
+    if (place) {
+      const line = readLine(buffer.slice(...place)), hit = makeHit(line, rankOf(line), place[0]);
+      const rest = buffer.slice(place[0]), many = (text) => rest.split(text).length - 1;
+      hit.number = number - many("\n") + many("\n\r") - many("\0");
+      const [name, message] = exceptionOf(line) || ["", line.body];
+      findings.last.push({ hit, name, message });
+    }
+    const tail = buffer.slice(linesBack(buffer.length, 0)).split("\n").filter((line) => line.trim());
+    findings.tails.push(tail.reverse().slice(0, limits.tail_lines));
   }
 
   function giveUpOld() {
@@ -381,7 +449,14 @@ window.makeDiagnoseEngine = function makeEngine(data) {
   }
 
   function makeHit(line, rank, begin) {
-    return { source, number, rank, text: line.text.slice(0, limits.text_kept), time: line.time, warning: line.warning, begin };
+    const [text, body] = [line.text, line.body].map((one) => one.slice(0, limits.text_kept));
+    return { source, number, rank, text, body, time: line.time, warning: line.warning, begin };
+  }
+
+  function show(hit, text, needle) {
+    const at = text.indexOf(needle);
+    if (at > 2 * limits.text_before)
+      hit.text = hit.body = "…" + text.slice(at - limits.text_before).slice(0, limits.text_kept);
   }
 
   function fits(index, line, rank, begin, stop) {
@@ -466,6 +541,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
       });
       lane.chained = null;
       lane.spawned = null;
+      if (lane.lastError) { lane.lastError = 0; busy--; }
       busy++;
       return [true, null];
     }
@@ -505,7 +581,10 @@ window.makeDiagnoseEngine = function makeEngine(data) {
 
   function close(traceback, kind, message, hit) {
     const name = kind.split(".").pop();
-    if (traceback.ignored || words.wrappers.includes(name)) return;
+    if (traceback.ignored || words.wrappers.includes(name)) {
+      if (findings.dismissed.size < limits.ranks_kept) findings.dismissed.add(`${hit.source.name}\n${hit.number}`);
+      return;
+    }
     const where = traceback.where || traceback.anywhere;
     const key = JSON.stringify([name, message.slice(0, 120).replace(/\d+/g, "#"), where]);
     let group = findings.groups.get(key);
@@ -558,9 +637,205 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     if ((m = patterns.summary_time.exec(body))) block.time = summaryTime(m[1]);
     else if ((m = patterns.summary_rank.exec(body))) block.rank = +m[1];
     else if ((m = patterns.summary_exit_code.exec(body))) {
+      if (block.code !== +m[1] && findings.ended.length < limits.ranks_kept)
+        findings.ended.push({ rank: block.rank, code: +m[1], hit: makeHit(line, block.rank, 0) });
       block.code = +m[1];
       if (block.hit) block.codeHit = makeHit(line, block.rank, 0);
     }
+  }
+
+  // facts.py
+
+  function noteFact({ kind, pattern: numbers }, line, rank, begin) {
+    const m = numbers.exec(line.text), group = patterns.process_group.exec(line.text);
+    if (!m) return;
+    if (kind === "init" || kind === "unused") rank = +m[1];
+    const key = JSON.stringify([group ? group[1] : "", rank, kind === "init" ? m[3] : ""]);
+    if (!findings.facts.has(kind)) findings.facts.set(kind, new Map());
+    const kept = findings.facts.get(kind);
+    if (kept.has(key) || kept.size >= limits.ranks_kept) return;
+    kept.set(key, { hit: timed(makeHit(line, rank, begin)), values: m.slice(1).map((one) => one || ""), group: group ? group[1] : "" });
+  }
+
+  const factsOf = (kind) => [...(findings.facts.get(kind) || new Map()).values()];
+
+  function factsByRank(kind) {
+    const groups = new Map();
+    for (const fact of factsOf(kind)) {
+      if (fact.hit.rank === null) continue;
+      if (!groups.has(fact.group)) groups.set(fact.group, new Map());
+      const own = groups.get(fact.group);
+      if (!own.has(fact.hit.rank)) own.set(fact.hit.rank, fact);
+    }
+    return [...groups.values()].reduce((best, one) => (one.size > best.size ? one : best), new Map());
+  }
+
+  function worldSize() {
+    const said = ["came", "init"].flatMap((kind) => factsOf(kind).map((one) => +one.values[1]));
+    return Math.max(0, ...said, ...factsOf("counted").map((one) => +one.values[0]));
+  }
+
+  function unfinished() {
+    const [began, ended] = ["START", "COMPLETE"]
+      .map((word) => new Set(factsOf("init").filter((one) => one.values[2] === word).map((one) => +one.values[0])));
+    return [...began].filter((rank) => !ended.has(rank)).sort((a, b) => a - b);
+  }
+
+  const sorted = (numbers) => [...numbers].sort((a, b) => a - b);
+  const numberOf = (fact) => (fact.values[0] ? +fact.values[0] : null);
+
+  function whatOf({ values: [, operation, elements] }) {
+    return elements && words.same_sizes.includes(operation) ? `${operation} of ${elements} elements` : operation;
+  }
+
+  function ranksAt(ranks, place) { // from what they wait in to who waits there
+    const places = new Map();
+    for (const rank of ranks) {
+      if (!places.has(place(rank))) places.set(place(rank), []);
+      places.get(place(rank)).push(rank);
+    }
+    return places;
+  }
+
+  function factSentences() {
+    const said = [], waits = factsByRank("timeout");
+    const places = ranksAt(sorted(waits.keys()), (rank) => {
+      const n = numberOf(waits.get(rank));
+      return whatOf(waits.get(rank)) + (n === null ? "" : ` #${n}`);
+    });
+    const who = [...places].map(([what, ranks]) => [what, ranksText(ranks)]);
+    if (who.length === 1)
+      said.push(fill(says.timeouts, { who: who[0][1][0].toUpperCase() + who[0][1].slice(1), what: who[0][0] }));
+    else if (who.length)
+      said.push(fill(says.diverged, { each: who.slice(0, 4).map(([what, ranks]) => `${ranks}: ${what}`).join("; ") }));
+    const least = Math.min(...factsOf("timeout").map((one) => +one.values[4]));
+    if (0 < least && least < limits.short_timeout_ms) said.push(fill(says.short, { seconds: Math.floor(least / 1000) }));
+    for (const [kind, came, expected] of [["came", 0, 1], ["counted", 1, 0]])
+      for (const { values } of factsOf(kind).slice(-1))
+        if (values[came] !== values[expected]) said.push(fill(says.came, { came: values[came], expected: values[expected] }));
+    for (const { values } of factsOf("unused").slice(0, 4))
+      said.push(fill(says.unused, { rank: values[0], indices: values[1].trim().split(/\s+/).slice(0, 20).join(", ") }));
+    for (const { values } of factsOf("port").slice(0, 1)) said.push(fill(says.port, { port: values[0] }));
+    for (const { values } of factsOf("interface").slice(0, 1)) said.push(fill(says.interface, { interface: values[0] }));
+    return said;
+  }
+
+  // suspect.py
+
+  function suspectOf(best, root) {
+    const waiting = !best || best.kind > GENERIC || (best.entry && best.entry.family === "peer");
+    return (waiting ? null : reporting(best, root)) || byNumbers();
+  }
+
+  function reporting(best, root) {
+    const line = best.hits[0].number, { exit } = best;
+    if (exit) return exit.rank === null ? null : { rank: exit.rank, why: fill(suspects.exit, { code: exit.code, line }) };
+    const ranks = [...new Set(best.hits.map((hit) => hit.rank))].filter((rank) => rank !== null);
+    const what = `“${shortened(best.entry ? best.entry.title : best.group ? best.group.name : best.id, 80)}”`;
+    if (root && root.rank !== null && (ranks.includes(root.rank) || !ranks.length))
+      return { rank: root.rank, why: fill(suspects.root, { what, line }) };
+    if (ranks.length !== 1) return null;
+    const others = best.below.some((one) => one.hits.some((hit) => hit.rank !== null && hit.rank !== ranks[0]));
+    return { rank: ranks[0], why: fill(others ? suspects.first : suspects.alone, { what, line }) };
+  }
+
+  function byNumbers() {
+    for (const kind of ["absent", "unfinished"])
+      for (const { hit, values } of factsOf(kind)) {
+        const ranks = values[0].replaceAll(",", " ").trim().split(/\s+/);
+        if (ranks.length === 1 && ranks[0]) return { rank: +ranks[0], why: fill(suspects[kind], { number: values[1], line: hit.number }) };
+      }
+    const waits = factsByRank("timeout");
+    return diverged(waits) || behind(waits) || silent(waits);
+  }
+
+  function diverged(waits) {
+    for (const [number, ranks] of ranksAt(sorted(waits.keys()), (rank) => numberOf(waits.get(rank)))) {
+      const places = ranksAt(ranks, (rank) => whatOf(waits.get(rank)));
+      const alone = [...places.keys()].filter((what) => places.get(what).length === 1);
+      if (number === null || places.size !== 2 || alone.length !== 1) continue;
+      const [rank] = places.get(alone[0]), others = [...places.keys()].find((what) => what !== alone[0]);
+      return { rank, why: fill(suspects.diverged, { own: alone[0], others, line: waits.get(rank).hit.number }) };
+    }
+    return null;
+  }
+
+  function behind(waits) {
+    const work = [...factsByRank("work")];
+    const counts = [
+      ["enqueued", work.map(([rank, one]) => [+one.values[0], rank, one])],
+      ["completed", work.map(([rank, one]) => [+one.values[1], rank, one])],
+      ["waits", [...waits].filter(([, one]) => numberOf(one) !== null).map(([rank, one]) => [numberOf(one), rank, one])],
+    ];
+    for (const [kind, all] of counts) {
+      const [first, second] = all.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+      if (second && first[0] < second[0])
+        return { rank: first[1], why: fill(suspects[kind], { own: first[0], others: second[0], line: first[2].hit.number }) };
+    }
+    return null;
+  }
+
+  function silent(waits) {
+    const world = Math.max(worldSize(), ...[...waits.keys()].map((rank) => rank + 1)), missing = [];
+    for (let rank = 0; rank < Math.min(world, waits.size + 2); rank++) if (!waits.has(rank)) missing.push(rank);
+    if (waits.size !== world - 1 || missing.length !== 1) return null;
+    return { rank: missing[0], why: fill(suspects.silent, { world }) };
+  }
+
+  // nothing.py
+
+  function lastError() {
+    let best = [-1, -1];
+    for (const mark of words.last_marks) {
+      let at = buffer.length;
+      for (let n = 0; n < limits.last_tries && at > 0; n++) {
+        at = at >= mark.length ? buffer.lastIndexOf(mark, at - mark.length) : -1;
+        if (at < 0 || at < best[0]) break;
+        const begin = at > 0 ? buffer.lastIndexOf("\n", at - 1) + 1 : 0;
+        let stop = buffer.indexOf("\n", at);
+        if (stop < 0) stop = buffer.length;
+        if (begin > best[0] && looksLikeError(readLine(buffer.slice(begin, stop)), isAtEnd(stop))) best = [begin, stop];
+        at = begin;
+      }
+    }
+    return best[0] >= 0 ? best : null;
+  }
+
+  function isAtEnd(stop) {
+    const rest = [];
+    for (let at = stop; rest.length <= limits.last_lines + 1; ) {
+      const end = buffer.indexOf("\n", at);
+      rest.push(buffer.slice(at, end < 0 ? buffer.length : end));
+      if (end < 0) break;
+      at = end + 1;
+    }
+    return rest.length <= limits.last_lines + 1 && !rest.some((one) => exceptionOf(readLine(one)));
+  }
+
+  function looksLikeError(line, atEnd) {
+    const named = exceptionOf(line);
+    if (named) return !words.wrappers.includes(named[0]);
+    return line.severe || errors.some((one) => (atEnd || !one.at_end) && one.pattern.test(line.body));
+  }
+
+  function exceptionOf(line) {
+    const m = patterns.exception.exec(line.body);
+    if (!m || m[2].endsWith("Warning") || !patterns.exception_name.test(m[2])) return null;
+    return [m[2].split(".").pop(), m[3] || ""];
+  }
+
+  function nothingFound() {
+    let kind = findings.written ? "no-error" : "empty", end = "", more = "";
+    const hang = (one) => { kind = "hang"; end = one.end; more = one.collect; };
+    for (const raw of findings.tails.flat()) {
+      const one = kind === "hang" ? null : ends.find((other) => other.pattern.test(readLine(raw).text));
+      if (one) hang(one);
+    }
+    const stuck = unfinished();
+    if (stuck.length) hang(ends.find((one) => one.end.includes("NCCL")));
+    const { title, text, collect } = data.tables.nothing[kind];
+    const said = stuck.length ? ` ${fill(says.stuck, { who: ranksText(stuck) })}` : "";
+    return { kind, title: fill(title, { end }), text: text + said, collect: [more, ...collect].filter(Boolean) };
   }
 
   // candidates.py
@@ -570,7 +845,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
   const TERMINATED = [-15, 143];
 
   function candidate(fields) {
-    return { kind: 0, weight: 0, explains: [], entry: null, group: null, exit: null, place: 0, below: [], ...fields };
+    return { kind: 0, weight: 0, explains: [], entry: null, group: null, exit: null, last: null, place: 0, below: [], ...fields };
   }
 
   function rootExit() {
@@ -634,18 +909,63 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     });
   }
 
+  function lastLines() {
+    const one = findings.last.find(({ hit }) => !findings.dismissed.has(`${hit.source.name}\n${hit.number}`));
+    const id = one && one.name ? "python-exception" : "last-error";
+    return one ? [candidate({ id, role: "generic", kind: GENERIC, hits: [one.hit], count: 1, last: one })] : [];
+  }
+
   // ranking.py
 
-  function rankFindings() {
+  function answerTo(all) {
+    let top = null;
+    for (const one of [...all].reverse()) {
+      findings = one;
+      top = ranked();
+      if (top.some((other) => other.kind <= GENERIC)) break;
+      top = null;
+    }
+    if (!top) {
+      findings = all[all.length - 1];
+      top = ranked();
+    }
+    const root = rootExit(), diagnoses = top.map((one) => written(one, root));
+    if (top.length) diagnoses[0].why = [diagnoses[0].why, ...saidOf(top[0], all)].join(" ");
+    return {
+      diagnoses, suspect: suspectOf(top[0] || null, root), timeline: timeline(top),
+      nothing: top.length ? null : nothingFound(),
+    };
+  }
+
+  function saidOf(best, all) {
+    const said = best.kind === CONSEQUENCE || best.entry ? factSentences() : [];
+    const [lastHit] = findings.lastErrors.values();
+    if (lastHit && best.id.startsWith("nccl-") && best.role === "generic")
+      said.push(fill(says.last_error, { text: shortened(lastHit.text.trim(), 200) }));
+    if (all.indexOf(findings) > 0) said.push(fill(says.earlier, { line: findings.firstLine }));
+    return said;
+  }
+
+  function preferLastError(found) {
+    const lines = new Set([...findings.lastErrors.values()].map((hit) => `${hit.source.name}\n${hit.number}`));
+    const generic = found.filter((one) => one.role === "generic" && one.id.startsWith("nccl-"));
+    for (const one of found)
+      if (one.entry && one.hits.some((hit) => lines.has(`${hit.source.name}\n${hit.number}`)))
+        one.explains = [...one.explains, ...generic.filter((other) => other !== one).map((other) => other.id)];
+  }
+
+  function ranked() {
     const root = rootExit();
     const found = [...entriesFound(), ...exceptions()];
     const exited = firstExit(root, found);
     if (exited) found.push(exited);
+    if (found.every((one) => one.kind === WARNING)) found.push(...lastLines());
+    preferLastError(found);
     order(found, root);
     preferEarlierException(found, root);
     raiseExplainers(found);
     found.sort((a, b) => a.kind - b.kind || a.place - b.place);
-    return nest(found).map((one) => written(one, root));
+    return nest(found);
   }
 
   function order(found, root) {
@@ -715,6 +1035,30 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     return top;
   }
 
+  // timeline.py
+
+  function timeline(top) {
+    const made = new Map(), kinds = ["error", "consequence", "warning", "fact"];
+    const add = (kind, hit, text) => {
+      const key = JSON.stringify([hit.source.name, hit.number, hit.rank]), { started } = findings;
+      const seconds = hit.time && started && hit.time.zoned === started.zoned
+        ? Math.floor((hit.time.seconds - started.seconds) * 1000 + 0.5) / 1000 : null;
+      const line = shortened(text.trim().split(/\s+/).join(" "), limits.timeline_chars);
+      if (!made.has(key)) made.set(key, { rank: hit.rank, line: hit.number, seconds, text: line, kind });
+    };
+    for (const best of top)
+      for (const one of [best, ...best.below]) {
+        const kind = { [CONSEQUENCE]: "consequence", [WARNING]: "warning" }[one.kind] || (one === best ? "error" : "consequence");
+        for (const hit of one.hits) add(kind, hit, hit.body);
+      }
+    for (const kept of findings.facts.values()) for (const { hit } of kept.values()) add("fact", hit, hit.body);
+    for (const hit of findings.lastErrors.values()) add("fact", hit, hit.body);
+    for (const { rank, code, hit } of findings.ended) add("fact", hit, fill(says.exited, { rank: rank === null ? "None" : rank, code }));
+    const order = (one) => kinds.indexOf(one.kind), rankOrder = (one) => (one.rank === null ? -1 : one.rank);
+    return [...made.values()].sort((a, b) => order(a) - order(b) || a.line - b.line).slice(0, limits.timeline_kept)
+      .sort((a, b) => a.line - b.line || rankOrder(a) - rankOrder(b) || order(a) - order(b));
+  }
+
   // answers.py
 
   function written(one, root) {
@@ -734,13 +1078,13 @@ window.makeDiagnoseEngine = function makeEngine(data) {
       evidence.splice(1, 0, evidenceOf(group.whereHit));
       evidence.length = Math.min(evidence.length, limits.evidence_shown);
     }
-    const text = group ? ofException(one.id, group) : one.exit ? ofExit(one.id, one.exit) : {};
+    const text = group ? ofException(one.id, group) : one.exit ? ofExit(one.id, one.exit) : one.last ? ofLast(one.id, one.last) : {};
     if (entry) {
       const { title, cause, fix, collect } = entry;
       Object.assign(text, { title: one.exit ? text.title : title, cause, fix, collect });
     }
     return {
-      id: one.id, role: one.role, rank, evidence, why: why(one, rank, ranks, root),
+      id: one.id, role: one.role, rank, evidence, why: why(one, rank, ranks, root) + (one.last ? sentences.last : ""),
       page: entry ? entry.page : "repair/diagnose.html", count: one.count, ranks,
       followed: one.below.map((f) => ({
         id: f.id, title: f.entry ? f.entry.title : f.group ? f.group.name : f.id, count: f.count,
@@ -781,13 +1125,25 @@ window.makeDiagnoseEngine = function makeEngine(data) {
   }
 
   function ofException(id, group) {
-    const message = group.message.trim(), letters = [...message];
-    const short = letters.length <= 100 ? message : letters.slice(0, 99).join("") + "…";
-    const name = message ? `${group.name}: ${short}` : group.name;
+    const message = group.message.trim();
+    const name = message ? `${group.name}: ${shortened(message, 100)}` : group.name;
     const place = group.where ? fill(sentences.place, { where: group.where }) : "";
     const text = {};
     for (const [key, one] of Object.entries(answers[id])) text[key] = fill(one, { name, type: group.name, place });
+    if (Object.hasOwn(general, group.name)) text.cause += ` ${general[group.name]}`;
     if (group.before) text.cause += fill(sentences.while_handling, { before: group.before.name });
+    return text;
+  }
+
+  function shortened(text, most) {
+    const letters = [...text];
+    return letters.length <= most ? text : letters.slice(0, most - 1).join("") + "…";
+  }
+
+  function ofLast(id, { hit, name, message }) {
+    if (name) return ofException(id, { name, message, where: "" });
+    const { what, next } = errors.find((one) => one.pattern.test(message)) || errors[errors.length - 1], text = {};
+    for (const [key, one] of Object.entries(answers[id])) text[key] = fill(one, { name: shortened(hit.text.trim(), 100), what, next });
     return text;
   }
 
@@ -842,7 +1198,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
       if (decoder) feed(decoder.decode());
       else if (packed) throw new Error(`${names[index]} is an empty or damaged gzip file`);
     }
-    return { characters, diagnoses: finish() };
+    return { characters, ...finish() };
   }
 
   return { diagnoseFiles };

@@ -166,8 +166,8 @@ class Engine:
         return line.rank if line.strong or self._source.rank is None else self._source.rank
 
     def _hit(self, line: Line, begin: int, rank: int | None) -> Hit:
-        text = line.text[: limits.text_kept]
-        return Hit(self._source, self._window.number, rank, text, line.time, line.warning, begin)
+        text, body = line.text[: limits.text_kept], line.body[: limits.text_kept]
+        return Hit(self._source, self._window.number, rank, text, body, line.time, line.warning, begin)
 
     def _give_up_old(self) -> None:
         """Close tracebacks that never ended, so that the rest of the log is not read line by line."""
@@ -206,11 +206,9 @@ class Engine:
         window = self._window
         if place := last_error(window):
             line = read_line(window.text[place[0] : place[1]])
-            number = window.number_at(place[0])
+            hit = self._hit(line, place[0], self._rank(line))
+            hit.number = window.number_at(place[0])
             name, message = exception_of(line) or ("", line.body)
-            text = line.text[: limits.text_kept]
-            rank = self._rank(line)
-            hit = Hit(self._source, number, rank, text, line.time, line.warning, place[0])
             self._findings.last.append(Last(hit, name, message))
         tail = [line for line in window.text[window.lines_back(len(window.text)) :].split("\n") if line.strip()]
         self._findings.tails.append(tail[: -limits.tail_lines - 1 : -1])
@@ -226,6 +224,7 @@ class Engine:
             if index < len(self._matches) and self._fits(index, line, rank, hit.begin, stop):
                 entry, match = self._matches[index]
                 found = self._findings.found.setdefault(entry.id, Found())
+                hit.show(line.text, match.needle)
                 if not found.is_repeated(hit, match.weight) and add_first(found.ranks, hit):
                     self._find_time(hit)
                 self._explain(lane, entry, line, closed)

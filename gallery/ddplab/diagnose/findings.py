@@ -26,9 +26,16 @@ class Hit:
     number: int
     rank: int | None
     text: str
+    body: str  # without what stands before the message
     time: Time | None
     warning: bool
     begin: int = 0  # position in the buffer while it was read
+
+    def show(self, text: str, needle: str) -> None:
+        """Of a line whose message stands far behind its begin, keep the part around the message."""
+        at = text.find(needle)
+        if at > 2 * limits.text_before:
+            self.text = self.body = "…" + text[at - limits.text_before :][: limits.text_kept]
 
 
 @dataclass(slots=True)

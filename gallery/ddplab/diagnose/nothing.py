@@ -32,11 +32,16 @@ def last_error(window: Window) -> tuple[int, int] | None:
                 break
             begin, stop = text.rfind("\n", 0, at) + 1, text.find("\n", at)
             stop = len(text) if stop < 0 else stop
-            at_end = text.count("\n", stop) <= limits.last_lines
-            if begin > best[0] and looks_like_error(read_line(text[begin:stop]), at_end):
+            if begin > best[0] and looks_like_error(read_line(text[begin:stop]), _is_at_end(text, stop)):
                 best = (begin, stop)
             at = begin
     return best if best[0] >= 0 else None
+
+
+def _is_at_end(text: str, stop: int) -> bool:
+    """Whether so few lines follow, and no exception, that a traceback may have been cut off."""
+    few = text.count("\n", stop) <= limits.last_lines
+    return few and not any(exception_of(read_line(one)) for one in text[stop:].split("\n"))
 
 
 def looks_like_error(line: Line, at_end: bool) -> bool:

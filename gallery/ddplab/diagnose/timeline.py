@@ -45,15 +45,15 @@ def _of_candidates(top: Iterable[Candidate]) -> Iterator[tuple[str, Hit, str]]:
             if one.kind in (Kind.CONSEQUENCE, Kind.WARNING):
                 kind = "consequence" if one.kind == Kind.CONSEQUENCE else "warning"
             for hit in one.hits:
-                yield kind, hit, hit.text
+                yield kind, hit, hit.body
 
 
 def _of_facts(facts: Facts) -> Iterator[tuple[str, Hit, str]]:
     for of_kind in facts.kept.values():
         for fact in of_kind.values():
-            yield "fact", fact.hit, fact.hit.text
+            yield "fact", fact.hit, fact.hit.body
     for hit in facts.last_errors.values():
-        yield "fact", hit, hit.text
+        yield "fact", hit, hit.body
     for one in facts.ended:
         if one.hit:
             yield "fact", one.hit, says.exited.format(rank=one.rank, code=one.code)
