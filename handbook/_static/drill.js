@@ -7,7 +7,8 @@ customElements.define("ddp-drill", class extends HTMLElement {
 
   connectedCallback() {
     const { make, clock } = ddpRoom;
-    this.cards = window.ddpCards ?? [];
+    this.replaceChildren();
+    this.cards = ddpRoom.cards(this);
     const asked = new URLSearchParams(location.search);
     this.chapter = this.choice(this.chapters(), asked.get("chapter") ?? `${asked.get("part") ?? ""}/`);
     this.level = this.choice([["", "all levels"], ...["core", "deep", "staff"].map((one) => [one, one])], asked.get("level"));
@@ -19,7 +20,7 @@ customElements.define("ddp-drill", class extends HTMLElement {
     this.status = make("p", "room-said");
     this.status.setAttribute("role", "status");
     this.stage = make("div", "room-stage");
-    this.replaceChildren(
+    this.append(
       make("div", "room-row", make("label", "", "Chapter ", this.chapter), make("label", "", "Level ", this.level),
         make("label", "", box, " Clock"), this.clock.shown),
       this.status, this.stage);
@@ -81,7 +82,7 @@ customElements.define("ddp-drill", class extends HTMLElement {
     this.next = button("Show the answer", () => this.answer(), "room-main");
     this.hint = make("p", "room-hint", "Say your answer aloud first. Space or Enter shows the answer and each follow-up; 1, 2, 3 grade.");
     this.row = make("div", "room-row", this.next);
-    this.body = make("div", "room-body", about, this.parts.glyphs, this.parts.question);
+    this.body = make("div", "room-body", about, this.parts.question);
     this.stage.replaceChildren(this.body, this.row, this.hint);
     this.clock.restart();
     if (thenFocus) ddpRoom.focus(this.parts.question);

@@ -9,7 +9,9 @@ customElements.define("ddp-mock", class extends HTMLElement {
     const { make, button } = ddpRoom;
     this.design = new Set(this.getAttribute("design").split(" "));
     this.stage = make("div", "room-stage", make("div", "room-row", button("Draw a set and start", () => this.start(), "room-main")));
-    this.replaceChildren(this.stage);
+    this.replaceChildren();
+    this.cards = ddpRoom.cards(this);
+    this.append(this.stage);
     this.whole = ddpRoom.clock();
     this.one = ddpRoom.clock();
     addEventListener("keydown", (event) => this.key(event));
@@ -17,7 +19,7 @@ customElements.define("ddp-mock", class extends HTMLElement {
 
   // Of each kind as many as the set has, from as many chapters as there are.
   draw() {
-    const left = [...(window.ddpCards ?? [])].map((card) => ({ card, place: Math.random() })).sort((a, b) => a.place - b.place).map(({ card }) => card);
+    const left = this.cards.map((card) => ({ card, place: Math.random() })).sort((a, b) => a.place - b.place).map(({ card }) => card);
     const taken = new Set(), set = [];
     for (const [kind, count, minutes] of this.constructor.SET) {
       const fit = left.filter((card) => (kind === "design") === this.design.has(card.id) && (kind === "design" || card.level === kind));
@@ -49,7 +51,7 @@ customElements.define("ddp-mock", class extends HTMLElement {
     const times = make("p", "room-times", "this question ", this.one.shown, ` of about ${minutes}:00 · all `, this.whole.shown);
     const about = make("p", "room-about", `Question ${this.place + 1} of ${this.set.length} · ${kind} · ${card.title}`);
     this.row = make("div", "room-row", button("I have answered: show a strong answer", () => this.answer(), "room-main"));
-    this.body = make("div", "room-body", about, this.parts.glyphs, this.parts.question);
+    this.body = make("div", "room-body", about, this.parts.question);
     this.stage.replaceChildren(times, this.body, this.row);
     focus(this.parts.question);
   }

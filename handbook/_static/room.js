@@ -27,8 +27,15 @@ const ddpRoom = (() => {
     }
     const question = make("div", "room-question");
     question.append(...parts.question.firstElementChild.childNodes);
-    const glyphs = holder.content.querySelector("svg:first-child:has(symbol)"); // of the formulas, for all of the card
-    return { ...parts, question, glyphs: glyphs ?? "" };
+    return { ...parts, question };
+  }
+
+  // All cards, and what their formulas are drawn with.
+  function cards(element) {
+    const shared = make("div", "");
+    shared.innerHTML = ddpCards.glyphs;
+    element.append(shared);
+    return ddpCards.cards;
   }
 
   const words = (seconds) => `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`;
@@ -62,7 +69,7 @@ const ddpRoom = (() => {
     if (top < 70 || bottom > innerHeight) element.scrollIntoView({ block: top < 70 ? "start" : "nearest", behavior: "instant" });
   }
 
-  return { make, button, partsOf, clock, keyFor, focus };
+  return { make, button, cards, partsOf, clock, keyFor, focus };
 })();
 
 // Export, import and clear all that is kept.

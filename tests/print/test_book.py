@@ -85,17 +85,20 @@ class Printed:
         assert not outside, outside[:10]
 
 
-@pytest.fixture(scope="module")
-def chapter(html, tmp_path_factory) -> Printed:
+def printed_alone(docname: str, out: Path) -> Printed:
     """One chapter alone; it is rendered from what was read for the web pages."""
     need_pango()
-    out = tmp_path_factory.mktemp("print")
     command = [sys.executable, "-m", "sphinx", "-c", ".", "-d", "_build/doctrees/book", "-q", "-W"]
-    command += ["-D", "bookpdf_only=understand/idea", "-b", "bookpdf", "handbook", str(out)]
+    command += ["-D", f"bookpdf_only={docname}", "-b", "bookpdf", "handbook", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in out.iterdir()] == ["understand-idea.pdf"]
-    return Printed(out / "understand-idea.pdf")
+    assert [path.name for path in out.iterdir()] == [f"{docname.replace('/', '-')}.pdf"]
+    return Printed(next(out.iterdir()))
+
+
+@pytest.fixture(scope="module")
+def chapter(html, tmp_path_factory) -> Printed:
+    return printed_alone("understand/idea", tmp_path_factory.mktemp("print"))
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +168,11 @@ def test_each_chapter_alone_has_the_page_numbers_of_the_handbook(pdf):
     assert {"understand-idea", "run-launch", "keep-save"} <= {path.stem for path in chapters}
     for path in chapters:
         Printed(path).check()
+
+
+@pytest.mark.full
+def test_the_sheet_of_formulas_is_two_pages(html, tmp_path):
+    sheet = printed_alone("interviews/sheet", tmp_path)
+    numbered = [label for label in sheet.reader.page_labels if label.isdigit()]
+    assert len(numbered) == 2
+    assert flat("FSDP, ZeRO") in flat(sheet.pages[-2])  # its last words

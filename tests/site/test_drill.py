@@ -145,7 +145,7 @@ def test_export_clear_import_and_a_broken_file_changes_nothing(drill, tmp_path):
 
 def test_a_card_is_the_one_of_its_chapter_with_all_its_parts(drill, html):
     shown = drill.evaluate(
-        """() => ddpCards.map(({ id, html }) => {
+        """() => ddpCards.cards.map(({ id, html }) => {
             const one = new DOMParser().parseFromString(html, "text/html").querySelector(".card");
             return [id, [...one.children].map(e => e.className), one.textContent]; })"""
     )

@@ -93,19 +93,22 @@ class FillRoom(SphinxPostTransform):
 
 
 def visit_element(self: HTML5Translator, node: nodes.Element) -> None:
-    """The element, empty; the cards go to the file."""
-    begin, cards = len(self.body), list[dict[str, str]]()
-    facts: list[dict[str, str]] = node.get("cards", [])
-    for about, child in zip(facts, node.children, strict=True):
+    """The element, empty; the cards go to the file, and what their formulas share in front of them."""
+    begin, bodies = len(self.body), [""]
+    for child in node.children:
         child.walkabout(self)
-        shown = {"body": "".join(self.body[begin:])}
+        bodies.append("".join(self.body[begin:]))
         del self.body[begin:]
+    if node.children:
+        shown = {"body": "\0".join(bodies)}
         share_glyphs(self.builder.app, "", "", shown, None)
-        cards.append(about | {"html": shown["body"]})
-    if cards:
+        glyphs, *bodies = shown["body"].split("\0")
+        facts: list[dict[str, str]] = node["cards"]
+        cards = [about | {"html": body} for about, body in zip(facts, bodies, strict=True)]
+        data = json.dumps({"glyphs": glyphs, "cards": cards}, ensure_ascii=False)
         folder = Path(self.builder.outdir, "_static")
         folder.mkdir(exist_ok=True)
-        (folder / DATA).write_text(f"window.ddpCards = {json.dumps(cards, ensure_ascii=False)};\n", encoding="utf-8")
+        (folder / DATA).write_text(f"const ddpCards = {data};\n", encoding="utf-8")
     design = f' design="{escape(" ".join(node["design"]))}"' if node["design"] else ""
     self.body.append(f"<ddp-{node['kind']}{design}></ddp-{node['kind']}>\n")
     raise nodes.SkipNode
