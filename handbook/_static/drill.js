@@ -113,7 +113,7 @@ customElements.define("ddp-drill", class extends HTMLElement {
       const days = this.constructor.DAYS[this.box(kept, up) - 1];
       const when = days === 0 ? "today" : days === 1 ? "tomorrow" : `in ${days} days`;
       const grade = button(name, () => this.grade(number), "room-grade");
-      grade.append(make("small", "", ` ${when}`));
+      grade.append(" ", make("small", "", when));
       grade.setAttribute("aria-keyshortcuts", number + 1);
       this.row.append(grade);
     });
@@ -138,7 +138,7 @@ customElements.define("ddp-drill", class extends HTMLElement {
   sayNext() {
     const open = this.list.lastElementChild?.classList.contains("room-asked");
     const left = this.follow.length;
-    this.next.textContent = open ? "Show its answer" : left === 1 ? "One follow-up" : `Follow-up, ${left} left`;
+    this.next.textContent = open ? "Show its answer" : left > 1 ? `Follow-up, ${left} left` : "Follow-up";
     if (open || left) return;
     this.next.remove();
   }

@@ -65,8 +65,7 @@ const ddpRoom = (() => {
   function focus(element) {
     element.tabIndex = -1;
     element.focus({ preventScroll: true });
-    const { top, bottom } = element.getBoundingClientRect();
-    if (top < 70 || bottom > innerHeight) element.scrollIntoView({ block: top < 70 ? "start" : "nearest", behavior: "instant" });
+    element.scrollIntoView({ block: "nearest", behavior: "instant" }); // with the margins of the style sheet
   }
 
   return { make, button, cards, partsOf, clock, keyFor, focus };
