@@ -70,8 +70,8 @@ def _verdict(trace: Trace, found: list[Step]) -> list[str]:
     whole, computing, sent, exposed = _medians_ms(found)
     worker = "the GPU" if trace.on_gpu else "the rank"
     lines = [
-        f"step {short(whole)} ms (median): {worker} computes {short(computing)} ms, "
-        f"collectives run {short(sent)} ms, {short(exposed)} ms of them exposed"
+        f"median step {short(whole)} ms: {worker} computes {short(computing)} ms, "
+        f"collectives {short(sent)} ms, exposed {short(exposed)} ms"
     ]
     if trace.on_gpu and computing + exposed < 0.5 * whole:
         lines.append(
