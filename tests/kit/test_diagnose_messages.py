@@ -4,18 +4,14 @@ The list is made from the sources of the releases by ``tests/messages/collect.py
 What this shows is that an entry's pattern fits the text; whether the entry is right is for its author to say.
 """
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from ddplab.diagnose import entries
 from ddplab.diagnose.tables import read_toml
 from diagnose_logs import OWN
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "messages"))
-from sample import fill, sample
+from messages.sample import fill, sample
 
 LIST = read_toml(OWN / "messages.toml")
 MATCHES = [match for entry in entries().values() for match in entry.matches]
@@ -78,3 +74,27 @@ def test_an_entry_that_is_gone_is_noticed():
 )
 def test_what_only_a_run_knows_is_filled_in(text, filled):
     assert fill(text) == filled
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "node1:931:1103 [0] NCCL INFO [Service thread] Connection closed by localRank 0",
+        "node1:931:1103 [0] NCCL INFO [Proxy Progress] Device 0 CPU core 3",
+        "node1:931:1103 [0] NCCL INFO NET/IB : No device found.",
+        "node1:931:1103 [0] NCCL INFO NCCL_OOB_NET_IFNAME set by environment to eth0",
+        "node1:931:1103 [0] NCCL INFO comm 0x55 rank 0 nranks 2 cudaDev 0 busId 1b000 - Destroy COMPLETE",
+        "node1:931:1103 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read",
+        "NCCL_OOB_NET_IFNAME=eth0",
+        "NCCL_IB_SUBNET_PREFIX_LEN=16",
+        "I1121 20:25:10.615000 28203 torch/distributed/elastic/agent/server/local_elastic_agent.py:200] "
+        "Starting a FileTimerServer with /tmp/watchdog_timer ...",
+        "I1121 20:25:10.615000 28203 torch/distributed/elastic/agent/server/api.py:525] [default] worker group started",
+        "epoch 3: loss 0.31, 412 samples per s, no new best; error rate 0.08, failed batches: 0",
+        "WARNING: the config file does not match: using defaults",
+        "connect to the tracker failed, tracking is off",
+        "port number missing in the config of the logger, taking 8080",
+    ],
+)
+def test_lines_of_a_good_run_have_no_entry(line):
+    assert not has_entry(line), [m.needle for m in MATCHES if has_entry(line, [m])]

@@ -1,9 +1,9 @@
 """Lists the messages that a user of DDP can meet, with the versions whose sources hold them.
 
-    python tests/messages/collect.py SOURCES
+    (cd tests && python -m messages.collect SOURCES)
 
-``SOURCES`` holds ``torch-<version>/`` (the Python files of a wheel, and ``<library>.so.txt``: what ``strings -n 6`` finds
-in its libraries), ``cpp-<name>/`` (trees of torch's C++ at some commits), ``nccl/<version>/`` and ``gloo/``.
+``SOURCES`` holds ``torch-<version>/`` (the Python files of a wheel, an empty file ``done``, and ``<library>.so.txt``:
+what ``strings -n 6`` finds in its libraries), ``cpp-<name>/`` (trees of torch's C++ at some commits), ``nccl/<version>/`` and ``gloo/``.
 A text of torch's C++ counts as of a version if all its literal parts stand in that wheel's libraries.
 The list is ``tests/kit/diagnose/messages.toml``; a test measures which part of it has an entry.
 """
@@ -14,10 +14,9 @@ import re
 import sys
 from pathlib import Path
 
-import cpp
-import python
-from scope import FILES
-from write import write
+from . import cpp, python
+from .scope import FILES
+from .write import write
 
 C10D = "torch/csrc/distributed/c10d/"
 NCCL = C10D + "ProcessGroupNCCL.cpp"
@@ -38,7 +37,7 @@ SEEN = [
     (
         NCCL,
         "warning",
-        "TORCH_NCCL_AVOID_RECORD_STREAMS is the default now, this environment variable is thus deprecated.",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS is the default now",
     ),
     (NCCL, "error", "Parent communicator missing in eager initialization mode."),
     (NCCL, "error", "Unsupported Float8 type for NCCL reduction"),

@@ -6,11 +6,12 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from scope import apart
+from .scope import apart
 
 OUT = Path(__file__).parents[1] / "kit" / "diagnose" / "messages.toml"
 HEAD = """\
-# What torch, NCCL and gloo can say to a user of DDP, by the file that says it: kind, releases, text ({} is filled at run time).
+# What torch, NCCL and gloo can say to a user of DDP, by the file that says it: kind, releases, text.
+# {} stands for what only a run knows.
 # The texts are of PyTorch (BSD-3-Clause), NCCL (BSD-3-Clause; Apache-2.0 in the newest) and gloo (BSD-3-Clause).
 # Made by tests/messages/collect.py from their sources and libraries; tests/kit/test_diagnose_messages.py reads it.
 """
