@@ -2,8 +2,13 @@
 
     (cd tests && python -m messages.collect SOURCES)
 
-``SOURCES`` holds ``torch-<version>/`` (the Python files of a wheel, an empty file ``done``, and ``<library>.so.txt``:
-what ``strings -n 6`` finds in its libraries), ``cpp-<name>/`` (trees of torch's C++ at some commits), ``nccl/<version>/`` and ``gloo/``.
+``SOURCES`` holds
+
+- ``torch-<version>/``: the Python files of a wheel, an empty file ``done``, and ``<library>.so.txt``, which is what
+  ``strings -n 6`` finds in its libraries;
+- ``cpp-<name>/``: trees of torch's C++ at some commits;
+- ``nccl/<version>/`` and ``gloo/``.
+
 A text of torch's C++ counts as of a version if all its literal parts stand in that wheel's libraries.
 The list is ``tests/kit/diagnose/messages.toml``; a test measures which part of it has an entry.
 """
@@ -49,14 +54,16 @@ SEEN = [
     (
         NCCL,
         "error",
-        "[Rank {}] NCCL monitor thread timeout. Basically, this could {}be due to CUDA or NCCL calls being unexpectedly "
+        "[Rank {}] NCCL monitor thread timeout. Basically, this could {}be due to CUDA or NCCL calls being "
+        "unexpectedly "
         "blocking, {}especially when your program enters a deadlock state in watchdogor destructors.",
     ),
     (NCCL, "error", "[Rank {}] main process destroyed cuda before watchdog loop exited, terminating watchdog."),
     (
         NCCL,
         "error",
-        "[{}] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d key-value store by key '{}'",
+        "[{}] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d "
+        "key-value store by key '{}'",
     ),
     (
         C10D + "ProcessGroupWrapper.cpp",

@@ -33,7 +33,8 @@ def sample(file: str, kind: str, text: str) -> str:
             return f"[rank0]: RuntimeError: [enforce fail at {place}] condition. {filled}"
         return f"[rank0]: RuntimeError: [{place}] {filled}"
     if kind == "assert":
-        return f'[rank0]: RuntimeError: condition INTERNAL ASSERT FAILED at "../{file}":77, please report a bug to PyTorch. {filled}'
+        place = f'INTERNAL ASSERT FAILED at "../{file}":77, please report a bug to PyTorch.'
+        return f"[rank0]: RuntimeError: condition {place} {filled}"
     if kind in ("log", "warning") and file.endswith(".py"):
         warned = kind == "warning"
         return (

@@ -64,10 +64,9 @@ APART = [
     ("not called by DDP: meshes of DTensor and FSDP", r"device_mesh\.py", ""),
     ("NCCL for Windows, which torch does not use", r"src/os/windows", ""),
     (
-        ""
-        "not called by DDP: NCCL's device, one-sided, suspend and grow functions, its RAS client and its parameter registry",
+        "not called by DDP: NCCL's device, one-sided, suspend and grow functions, and its RAS client",
         r"src/",
-        r"MemManager|GIN|Gin\b|\bRMA\b|ncclRma|Rma |RAS |ncclCommGrow|bcastGrow|ncclPutSignal|ncclSignal|ncclWaitSignal|"
+        r"MemManager|GIN|Gin\b|\bRMA\b|ncclRma|Rma |RAS |ncclCommGrow|bcastGrow|nccl(?:Put|Wait)?Signal|"
         r"suspend|resume|"
         r"symmetric (?:memory|registration)|ymmetric(?:Task| kernel)|PARAM:|must be 0\)|[Ww]indow |LSA|"
         r"lsaRank|Multimem|"
