@@ -39,7 +39,7 @@ function run(data, files, progress) {
 
 // -- the element ------------------------------------------------------------------------------------------
 
-const { make, inert, colored, inline, markdown, sentence, body, copyButton, report, versions, timeline, fromAnswers } = window.ddpDiagnose;
+const { make, inert, colored, inline, markdown, sentence, body, copyButton, report, versions, timeline } = window.ddpDiagnose;
 const KEPT = "diagnose-text"; // the key in the tab's own storage
 const HEAD = 1 << 18; // bytes of the first log that are looked through for versions
 
@@ -124,30 +124,21 @@ class DiagnoseLog extends HTMLElement {
   }
 
   show(answer, seen) {
-    const { diagnoses } = answer, count = answer.characters.toLocaleString("en");
-    if (!diagnoses.length) {
-      const { title, text, collect } = answer.nothing ??
-        { title: "Nothing in the log is known to the handbook", text: "", collect: this.data.tables.nothing_known };
-      this.state.textContent = `${title} (${count} characters read). What to do next:`;
-      this.results.append(...markdown(text, true), ...markdown(collect.map((one) => `- ${one}`).join("\n"), true));
+    const { diagnoses, nothing, suspect } = answer, count = answer.characters.toLocaleString("en");
+    if (nothing) {
+      this.state.textContent = `${nothing.title} (${count} characters read). What to do next:`;
+      this.results.append(...markdown(nothing.text, true), ...markdown(nothing.collect.map((one) => `- ${one}`).join("\n"), true));
       return;
     }
     const [first, ...others] = diagnoses;
     const answers = others.length ? `${diagnoses.length} diagnoses` : "1 diagnosis";
     this.state.textContent = `${answers} from ${count} characters. First: ${inert(first.title)}.`;
-    const suspect = answer.suspect === undefined ? this.reporter(first) : answer.suspect;
     const verdict = this.verdict(first, suspect, report(answer, first, suspect, seen));
     this.results.append(verdict);
-    const entries = answer.timeline ?? fromAnswers(diagnoses);
-    if (entries.length > 1) this.results.append(timeline(entries, suspect));
+    if (answer.timeline.length > 1) this.results.append(timeline(answer.timeline, suspect));
     if (others.length) this.results.append(make("h3", {}, "If that is not it"), ...others.slice(0, 9).map((one) => this.other(one)));
     verdict.focus({ preventScroll: true });
     verdict.scrollIntoView();
-  }
-
-  // From an engine that names no suspect: who reports a cause is one, and who reports that another one is missing is none.
-  reporter(one) {
-    return one.rank !== null && (one.role === "cause" || !this.entry(one)) ? { rank: one.rank, why: one.why } : null;
   }
 
   entry(one) {

@@ -429,7 +429,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
       const rest = buffer.slice(place[0]), many = (text) => rest.split(text).length - 1;
       hit.number = number - many("\n") + many("\n\r") - many("\0");
       const [name, message] = exceptionOf(line) || ["", line.body];
-      findings.last.push({ hit, name, message });
+      if (hit.number >= findings.firstLine) findings.last.push({ hit, name, message });
     }
     const tail = buffer.slice(linesBack(buffer.length, 0)).split("\n").filter((line) => line.trim());
     findings.tails.push(tail.reverse().slice(0, limits.tail_lines));
@@ -536,7 +536,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
       if (lane.open.length >= limits.open_tracebacks) { lane.open.shift(); busy--; }
       lane.open.push({
         rank, indent: m[1].length, ignored: patterns.ignored.test(above), start: number, logged: line.logged, linesLeft: limits.traceback_lines, inFrame: false,
-        where: "", whereHit: null, anywhere: "", before, end: -1, group: null,
+        where: "", whereHit: null, anywhere: "", mostOpen: 1, times: 0, before, end: -1, group: null,
         outermost: lane.spawned !== null, thread: patterns.thread.test(above),
       });
       lane.chained = null;
@@ -553,6 +553,8 @@ window.makeDiagnoseEngine = function makeEngine(data) {
         one.inFrame = true;
         one.linesLeft = limits.traceback_lines;
         if (!one.anywhere && words.outermost.includes((m[4] || "").trim())) one.outermost = true;
+        one.times = place === one.anywhere ? one.times + 1 : 1;
+        one.mostOpen = Math.max(one.mostOpen, lane.open.length);
         one.anywhere = place;
         if (!patterns.library_file.test(m[2])) {
           one.where = place;
@@ -572,6 +574,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
       lane.closed = current;
       current.end = number;
       current.strong = line.strong;
+      if (current.times < current.mostOpen) { current.where = current.anywhere = ""; current.whereHit = null; }
       close(current, m[2], m[3] || "", makeHit(line, current.rank, begin));
       return [false, current];
     }

@@ -117,16 +117,5 @@ function told(one) {
     make("code", {}, inert(one.text))];
 }
 
-// From an engine that tells no timeline: the lines of its answers.
-function fromAnswers(diagnoses) {
-  const found = new Map();
-  const add = (line, kind) => found.set(`${line.source} ${line.line_number}`, { rank: line.rank, line: line.line_number, seconds: null, text: line.text.slice(0, 160), kind });
-  for (const one of diagnoses) {
-    for (const followed of one.followed) add(followed.evidence, "consequence");
-    for (const line of one.evidence) add(line, one.role === "consequence" ? "consequence" : "error");
-  }
-  return [...found.values()].sort((a, b) => a.line - b.line).slice(0, 200);
-}
-
-Object.assign(window.ddpDiagnose, { timeline, fromAnswers });
+Object.assign(window.ddpDiagnose, { timeline });
 })();

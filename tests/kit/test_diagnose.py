@@ -18,10 +18,11 @@ import pytest
 from ddplab import cli
 from ddplab.diagnose import Diagnosis, Engine, diagnose, entries
 from ddplab.diagnose.lines import read_line
+from ddplab.diagnose.ranking import Answer
 from ddplab.diagnose.reading import ranks_of
 from ddplab.diagnose.search import Search
 from ddplab.diagnose.unwrap import unwrap
-from diagnose_logs import BOOK, CAUSE, FOLLOWED, KNOWN, LOGS, OWN, SAMPLES, WRAPPED, answers, cut
+from diagnose_logs import BOOK, CAUSE, FOLLOWED, KNOWN, LOGS, OWN, SAMPLES, WRAPPED, answer, answers, cut
 
 
 def answers_to(log: str) -> list[Diagnosis]:
@@ -182,6 +183,205 @@ def test_what_a_family_prints_follows_from_the_cause_above_it():
         (best,) = answers(BOOK, (name, log))
         assert best.id == CAUSE
         assert name in [f"{other.id}.log" for other in best.followed]
+
+
+# -- what nothing is known of -------------------------------------------------------------------------
+
+
+def said(text: str) -> Answer:
+    return answer(KNOWN, ("a.log", text.encode()))
+
+
+@pytest.mark.parametrize(
+    ("log", "kind", "title"),
+    [
+        ("", "empty", "The log is empty"),
+        (" \n\n", "empty", "The log is empty"),
+        ("epoch 1\nall is well\n", "no-error", "The log has no error"),
+        ("n1:1:2 [0] NCCL INFO Using network Socket\n", "hang", "in NCCL's initialization"),
+        ("[INFO] Starting elastic_operator\n", "hang", "while the processes look for each other"),
+        (
+            "Epoch 1:   9%|▉   | 9/100 [00:01<00:09]\r 11%|█   | 11/100 [00:01<00:08]",
+            "hang",
+            "progress bar is not full",
+        ),
+        ("100%|████| 100/100 [00:10<00:00]\n", "no-error", "The log has no error"),
+        ("step 1\nSaving the checkpoint ...\n", "hang", "something was announced"),
+    ],
+)
+def test_an_empty_log_one_without_an_error_and_a_hang_are_told_apart(log, kind, title):
+    answered = said(log)
+    assert (answered.diagnoses, answered.suspect, answered.nothing.kind) == ([], None, kind)
+    assert title in answered.nothing.title
+    assert len({*answered.nothing.collect}) == len(answered.nothing.collect) >= 3
+
+
+def test_a_hang_in_the_initialization_of_nccl_names_its_ranks():
+    line = "n1:{0}:{0} [{0}] NCCL INFO ncclCommInitRank comm 0x1 rank {0} nranks 4 cudaDev {0} - Init {1}\n"
+    log = "".join(line.format(rank, "START") for rank in range(4)) + line.format(2, "COMPLETE")
+    assert "was not completed on ranks 0, 1, 3." in said(log).nothing.text
+
+
+@pytest.mark.parametrize(
+    ("log", "first", "line", "words"),
+    [
+        ("x\nmylib.OddError: boom\n", "python-exception", 2, "last line that looks like an error"),
+        ("RuntimeError: boom\nworse\nKeyError: 3\nbye\n", "python-exception", 3, "no such key"),
+        (
+            '[rank2]: Traceback (most recent call last):\n[rank2]:   File "a.py", line 1, in f\n',
+            "last-error",
+            2,
+            "inside a",
+        ),
+        ("a.sh: line 3: torchrun: command not found\n", "last-error", 1, "`which torchrun python"),
+        ("2026-11-21 10:00:00 ERROR train: no data for fold 3\n", "last-error", 1, "without a traceback"),
+        ("[2026-11-21 10:00:00] INFO no errors\nfatal: not a git repository\n", "last-error", 2, "without a traceback"),
+    ],
+)
+def test_the_last_line_that_looks_like_an_error_is_the_answer_when_nothing_is_known(log, first, line, words):
+    (best,) = said(log).diagnoses
+    assert (best.id, best.evidence[0].line_number) == (first, line)
+    assert words in best.why + best.cause + best.fix
+
+
+# -- facts --------------------------------------------------------------------------------------------
+
+
+def timeout(rank: int, number: int = 7, operation: str = "ALLREDUCE", ms: int = 600_000, size: int = 64) -> str:
+    work = f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn={size}, NumelOut={size}, Timeout(ms)={ms})"
+    front = f"[rank{rank}]:[E1121 10:00:0{rank}.000000 ProcessGroupNCCL.cpp:632] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
+    return (
+        f"{front} Watchdog caught collective operation timeout: {work} ran for {ms} milliseconds before timing out.\n"
+    )
+
+
+def status(rank: int, enqueued: int, completed: int) -> str:
+    front = (
+        f"[rank{rank}]:[E1121 10:00:09.000000 ProcessGroupNCCL.cpp:2268] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
+    )
+    return f"{front} failure detected, last enqueued work: {enqueued}, last completed work: {completed}\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "rank", "why"),
+    [
+        ([timeout(0), timeout(1), timeout(3)], 2, "the only one of 4 ranks that reports no time-out"),
+        ([timeout(0), timeout(1), timeout(2, 7, "BROADCAST")], 2, "it alone waits in BROADCAST of 64 elements"),
+        ([timeout(0), timeout(1), timeout(2, size=65)], 2, "it alone waits in ALLREDUCE of 65 elements"),
+        ([timeout(0), timeout(1, 6), timeout(2)], 1, "it waits in collective #6, the others in #7 or later"),
+        ([timeout(0), timeout(1), status(0, 9, 6), status(1, 7, 6)], 1, "last enqueued collective is #7"),
+        ([timeout(0), timeout(1), status(0, 9, 6), status(1, 9, 5)], 1, "last completed collective is #5"),
+        (
+            ["\t - [3] finished collective #4, but didn't join collective #5 (count from 1)\n", timeout(0)],
+            3,
+            "#5 (line 1)",
+        ),
+        ([timeout(0), timeout(1)], None, ""),
+        ([timeout(0), timeout(1, 7, "BROADCAST")], None, ""),
+        (
+            [timeout(0), timeout(1), "[rank2]: CUDA out of memory. Tried to allocate 2 MiB\n"],
+            2,
+            "(line 3), and what other",
+        ),
+        (["[rank0]: CUDA out of memory. Tried to allocate 2 MiB\n"], 0, "it alone reports"),
+        ([f"[rank{rank}]: CUDA out of memory. Tried to allocate 2 MiB\n" for rank in (0, 1)], None, ""),
+    ],
+)
+def test_the_suspect(log, rank, why):
+    found = said("".join(log)).suspect
+    assert (found and found.rank) == rank
+    assert why in (found.why if found else "")
+
+
+def test_torchrun_names_the_suspect():
+    for log in ("kill", "segv", "exit", "user"):
+        assert answer(KNOWN, (f"{log}.log", dict(LOGS)[f"{log}.log"])).suspect.rank == 2
+
+
+@pytest.mark.parametrize(
+    ("log", "sentence"),
+    [
+        (timeout(0) + timeout(1), "Ranks 0, 1 timed out in ALLREDUCE of 64 elements #7."),
+        (timeout(0) + timeout(1, 8), "programs took different paths"),
+        (timeout(0, ms=30_000), "The time-out was 30 s, shorter than the defaults of torch"),
+        (
+            "[E socket.cpp:1] EADDRINUSE: failed to listen on any local network address. port: 29500\n",
+            "The port is 29500.",
+        ),
+        ("EADDRINUSE\nTimed out waiting for clients. 2/4 clients joined.\n", "2 of 4 processes came."),
+        ("EADDRINUSE\n(world_size=4, worker_count=3, timeout=0:30:00)\n", "3 of 4 processes came."),
+        ("EADDRINUSE\nParameter indices which did not receive grad for rank 1: 4 5\n", "indices 4, 5,"),
+    ],
+)
+def test_numbers_are_said(log, sentence):
+    assert sentence in said(log).diagnoses[0].why
+
+
+def test_the_timeline_has_the_lines_of_note_in_order():
+    log = (
+        "2026-11-21 10:00:00 start\n" + timeout(0).replace("[E1121", "[E1121") + "[rank1]: CUDA out of memory. Tried\n"
+    )
+    moments = said(
+        timeout(0) + status(0, 9, 6) + timeout(1) + "[rank2]: CUDA out of memory. Tried to allocate 2 MiB\n"
+    ).timeline
+    assert [(one.rank, one.line, one.seconds, one.kind) for one in moments] == [
+        (0, 1, 0.0, "consequence"),
+        (0, 2, 9.0, "fact"),
+        (1, 3, 1.0, "consequence"),
+        (2, 4, None, "error"),
+    ]
+    assert moments[0].text.startswith("Watchdog caught collective operation timeout")
+    many = said("".join(timeout(rank % 9, rank).replace(f"ank{rank % 9}]", f"ank{rank}]") for rank in range(500)))
+    assert len(many.timeline) == 200
+    assert max(len(one.text) for one in many.timeline) <= 160
+
+
+def test_the_last_run_of_a_log_that_was_appended_to():
+    begin = "W1121 10:00:00 1 torch/distributed/run.py:766] Setting OMP_NUM_THREADS environment variable to be 1\n"
+    first = OWN.joinpath("logs", "user.log").read_text()
+    (best,) = said(begin + first + begin + "EADDRINUSE\n").diagnoses
+    assert best.id == "address-in-use"
+    lines = first.count("\n") + 2
+    assert f"An earlier run, which failed too, stands above line {lines}." in best.why
+    best, *_ = said(begin + first + begin + "step 1\n").diagnoses
+    assert "KeyError" in best.title
+    assert {"KeyError", "address"} <= {"KeyError", *(said(first + "EADDRINUSE\n").diagnoses[-1].id.split("-"))}
+
+
+def test_the_last_error_of_nccl_is_said():
+    log = """\
+[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, unhandled system error, NCCL version 2.21.5
+[rank1]: ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+[rank1]: Last error:
+[rank1]: Something of which nobody has heard : 42
+"""
+    best, *_ = answer(BOOK, ("a.log", log.encode())).diagnoses
+    assert best.id == "nccl-system-error"
+    assert "NCCL's last error: `[rank1]: Something of which nobody has heard : 42`." in best.why
+
+
+def test_no_place_is_named_where_tracebacks_cannot_be_told_apart():
+    log = """\
+Traceback (most recent call last):
+Traceback (most recent call last):
+  File "/home/me/a.py", line 1, in f
+  File "/home/me/b.py", line 2, in g
+ValueError: one
+KeyError: 2
+"""
+    assert all(" at `" not in one.cause for one in said(log).diagnoses)
+
+
+def test_lines_that_name_a_rank_and_lines_that_do_not_are_counted_apart():
+    best, *_ = said(
+        "CUDA out of memory. Tried to allocate 2 MiB\n" + "[rank12]: CUDA out of memory. Tried to allocate 2 MiB\n"
+    ).diagnoses
+    assert best.why.startswith("Seen 2 times, first in line 1; of the lines that name a rank, by rank 12.")
+
+
+def test_the_line_that_matters_is_shown_where_it_matters(capsys, tmp_path):
+    (tmp_path / "a.log").write_text("x" * 1000 + " RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB\n")
+    assert "CUDA out of memory" in run(capsys, tmp_path / "a.log")[1].split("│")[1].split("\n")[0]
 
 
 # -- what carries a log -------------------------------------------------------------------------------

@@ -209,7 +209,8 @@ class Engine:
             hit = self._hit(line, place[0], self._rank(line))
             hit.number = window.number_at(place[0])
             name, message = exception_of(line) or ("", line.body)
-            self._findings.last.append(Last(hit, name, message))
+            if hit.number >= self._findings.first_line:
+                self._findings.last.append(Last(hit, name, message))
         tail = [line for line in window.text[window.lines_back(len(window.text)) :].split("\n") if line.strip()]
         self._findings.tails.append(tail[: -limits.tail_lines - 1 : -1])
 

@@ -30,6 +30,8 @@ class Traceback:
     where: str = ""  # innermost frame of the user's
     where_hit: Hit | None = None
     anywhere: str = ""  # innermost frame
+    most_open: int = 1  # so many tracebacks were open at once, whose frames cannot be told apart,
+    times: int = 0  # unless each of them showed the innermost frame
     end: int = -1  # number of the exception's line
     strong: bool = False  # torch put the rank before it, which it does for exceptions that nobody caught
     name: str = ""  # of the exception
@@ -87,6 +89,8 @@ class Lane:
                 one.in_frame, one.lines_left = True, limits.traceback_lines
                 if not one.anywhere and (found[4] or "").strip() in words.outermost:
                     one.outermost = True
+                one.times = one.times + 1 if place == one.anywhere else 1
+                one.most_open = max(one.most_open, len(self.open))
                 one.anywhere = place
                 if not patterns.library_file.search(found[2]):
                     one.where, one.where_hit = place, hit_of(one.rank)
@@ -101,6 +105,8 @@ class Lane:
             if ends[2] not in words.levels and (named or (current.in_frame and (rank is not None or "." in ends[2]))):
                 self.closed = self.open.pop()
                 current.end, current.strong = number, line.strong
+                if current.times < current.most_open:
+                    current.where, current.where_hit, current.anywhere = "", None, ""
                 current.name, current.message = ends[2].rsplit(".", 1)[-1], ends[3] or ""
                 return False, current
         current.lines_left -= 1
