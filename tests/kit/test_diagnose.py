@@ -247,12 +247,13 @@ def test_the_last_line_that_looks_like_an_error_is_the_answer_when_nothing_is_kn
 # -- facts --------------------------------------------------------------------------------------------
 
 
+FULL = "CUDA out of memory. Tried to allocate 2 MiB"
+
+
 def timeout(rank: int, number: int = 7, operation: str = "ALLREDUCE", ms: int = 600_000, size: int = 64) -> str:
     work = f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn={size}, NumelOut={size}, Timeout(ms)={ms})"
-    front = f"[rank{rank}]:[E1121 10:00:0{rank}.000000 ProcessGroupNCCL.cpp:632] [PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
-    return (
-        f"{front} Watchdog caught collective operation timeout: {work} ran for {ms} milliseconds before timing out.\n"
-    )
+    front = f"[rank{rank}]:[E1121 10:00:0{rank % 10}.000000 ProcessGroupNCCL.cpp:632] [PG ID 0 Rank {rank}]"
+    return f"{front} Watchdog caught collective operation timeout: {work} ran for {ms} milliseconds.\n"
 
 
 def status(rank: int, enqueued: int, completed: int) -> str:
@@ -318,12 +319,8 @@ def test_numbers_are_said(log, sentence):
 
 
 def test_the_timeline_has_the_lines_of_note_in_order():
-    log = (
-        "2026-11-21 10:00:00 start\n" + timeout(0).replace("[E1121", "[E1121") + "[rank1]: CUDA out of memory. Tried\n"
-    )
-    moments = said(
-        timeout(0) + status(0, 9, 6) + timeout(1) + "[rank2]: CUDA out of memory. Tried to allocate 2 MiB\n"
-    ).timeline
+    log = timeout(0) + status(0, 9, 6) + timeout(1) + f"[rank2]: {FULL}\n"
+    moments = said(log).timeline
     assert [(one.rank, one.line, one.seconds, one.kind) for one in moments] == [
         (0, 1, 0.0, "consequence"),
         (0, 2, 9.0, "fact"),
@@ -331,7 +328,7 @@ def test_the_timeline_has_the_lines_of_note_in_order():
         (2, 4, None, "error"),
     ]
     assert moments[0].text.startswith("Watchdog caught collective operation timeout")
-    many = said("".join(timeout(rank % 9, rank).replace(f"ank{rank % 9}]", f"ank{rank}]") for rank in range(500)))
+    many = said("".join(timeout(rank) for rank in range(500)))
     assert len(many.timeline) == 200
     assert max(len(one.text) for one in many.timeline) <= 160
 
@@ -345,12 +342,11 @@ def test_the_last_run_of_a_log_that_was_appended_to():
     assert f"An earlier run, which failed too, stands above line {lines}." in best.why
     best, *_ = said(begin + first + begin + "step 1\n").diagnoses
     assert "KeyError" in best.title
-    assert {"KeyError", "address"} <= {"KeyError", *(said(first + "EADDRINUSE\n").diagnoses[-1].id.split("-"))}
 
 
 def test_the_last_error_of_nccl_is_said():
     log = """\
-[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, unhandled system error, NCCL version 2.21.5
+[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, unhandled system error, NCCL 2.21
 [rank1]: ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
 [rank1]: Last error:
 [rank1]: Something of which nobody has heard : 42
