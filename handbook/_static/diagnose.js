@@ -124,9 +124,9 @@ class DiagnoseLog extends HTMLElement {
   }
 
   show(answer, seen) {
-    const { diagnoses, nothing, suspect } = answer, count = answer.characters.toLocaleString("en");
+    const { diagnoses, suspect, nothing } = answer, count = answer.characters.toLocaleString("en");
     if (nothing) {
-      this.state.textContent = `${nothing.title} (${count} characters read). What to do next:`;
+      this.state.textContent = `${nothing.title} (${count} characters read).`;
       this.results.append(...markdown(nothing.text, true), ...markdown(nothing.collect.map((one) => `- ${one}`).join("\n"), true));
       return;
     }
@@ -154,7 +154,8 @@ class DiagnoseLog extends HTMLElement {
     const words = one.role === "consequence" ? "A consequence; its cause is not in this log" : "Most likely";
     return make("article", { class: "diagnose-verdict", "data-id": one.id, tabindex: "-1", "aria-labelledby": "diagnose-title" },
       make("p", { class: "diagnose-label" }, words), make("h2", { id: "diagnose-title" }, ...this.title(one)),
-      make("p", { class: "diagnose-why" }, ...who, ...inline(sentence(suspect ? suspect.why : one.why), false)),
+      ...(suspect ? [make("p", { class: "diagnose-why" }, ...who, ...inline(sentence(suspect.why), false))] : []),
+      make("p", { class: suspect ? "diagnose-seen" : "diagnose-why" }, ...inline(one.why, false)),
       ...body(one, this.entry(one)),
       make("p", { class: "diagnose-row" }, copyButton(text, "Copy report"), ...this.page(one)));
   }

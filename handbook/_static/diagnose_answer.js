@@ -117,7 +117,7 @@ function lines(one) {
 }
 
 // A reason as a sentence of its own, also where the engine gives the part of one.
-const sentence = (text) => text.replace(/^\p{Ll}/u, (letter) => letter.toUpperCase()).replace(/(?<![.!?])$/, ".");
+const sentence = (text) => text.replace(/^(?!torchrun)\p{Ll}/u, (letter) => letter.toUpperCase()).replace(/(?<![.!?])$/, ".");
 
 // What all answers say below their titles.
 function body(one, entry) {

@@ -99,8 +99,8 @@ function timeline(entries, suspect) {
     }
     return chosen;
   }
-  const first = entries.findIndex((one) => one.kind === "error" && (!suspect || one.rank === suspect.rank));
-  choose(Math.max(0, first));
+  const errors = [...entries.keys()].filter((n) => entries[n].kind === "error");
+  choose(errors.find((n) => entries[n].rank === suspect?.rank) ?? errors[0] ?? 0);
   requestAnimationFrame(show); // by then it is in the page
 
   const kinds = Object.keys(KINDS).filter((kind) => entries.some((one) => one.kind === kind));
