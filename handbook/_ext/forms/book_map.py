@@ -42,7 +42,8 @@ def visit(self: HTML5Translator, node: nodes.Element) -> None:
         if not linked:
             return f"<li>{escape(name_of(env, name))}</li>"
         link = self.builder.get_relative_uri(here, name)
-        return f'<li{"" if number else " class=map-aside"}><a href="{link}">{dot}<span>{title}</span></a></li>'
+        kind = "" if number else ' class="map-aside"'  # quoted, so that `page_style` sees it
+        return f'<li{kind}><a href="{link}">{dot}<span>{title}</span></a></li>'
 
     def line(number: int, part: Part) -> str:
         stops = "".join(stop(name) for name in part.documents)
