@@ -80,7 +80,7 @@ class Printed:
         boxes = self._ask("pdftotext", "-bbox")
         width = float(re.search(r'<page width="([\d.]+)"', boxes)[1])
         words = re.findall(r'<word xMin="(-?[\d.]+)" yMin="[^"]*" xMax="([\d.]+)" yMax="[^"]*">([^<]*)<', boxes)
-        assert len(words) > 1000
+        assert len(words) > 500
         outside = [word for left, right, word in words if float(left) < 36 or float(right) > width - 36]
         assert not outside, outside[:10]
 

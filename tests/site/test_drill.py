@@ -2,6 +2,7 @@
 
 import json
 import re
+from urllib.parse import parse_qsl
 
 import pytest
 from bs4 import BeautifulSoup
@@ -13,6 +14,7 @@ from _ext.forms.reading_time import WORDS_PER_MINUTE
 pytestmark = pytest.mark.full
 KEPT = "JSON.parse(localStorage.getItem('ddp-progress'))"
 WIDTHS = [1440, 1024, 390]
+NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +257,20 @@ def test_the_times_of_the_plans_add_up_and_chapters_fit_in_theirs(html):
         sums.append(sum(int(step.select_one(".mark").get_text().split()[0]) for step in steps))
     assert sums[:2] == [45, 180]
     assert 7 * 75 <= sums[2] <= 7 * 85
+
+
+def test_each_plan_asks_for_cards_that_there_are(html):
+    script = (html / "_static/interview-cards.js").read_text(encoding="utf-8")
+    cards = json.loads(script.removeprefix("const ddpCards = ").removesuffix(";\n"))["cards"]
+    links = [
+        a for a in read(html, "interviews/index.html").select("a[href^='drill.html?']") if "due" not in a.get_text()
+    ]
+    assert len(links) > 10
+    for link in links:
+        asked = dict(parse_qsl(link["href"].partition("?")[2]))
+        fit = [one for one in cards if all(one[name] == asked[name] for name in {"chapter", "level"} & set(asked))]
+        fit = [one for one in fit if one["chapter"].startswith(asked.get("part", ""))]
+        assert len(fit) >= NUMBERS.index(link.get_text().split()[0]), link
 
 
 def minutes(html, href):
