@@ -183,7 +183,7 @@ def test_a_log_to_try_fills_the_box_and_the_verdict_is_seen_and_read_at_once(pag
     assert who.inner_text() == "Suspect: rank 2"
     assert title.evaluate("element => parseFloat(getComputedStyle(element).fontSize)") >= 22
     page.get_by_role("button", name="nothing <known>").click()
-    page.get_by_text("Nothing in the log is known").wait_for()
+    page.locator(".diagnose-state").filter(has_text="characters read)").wait_for()
 
 
 def test_the_timeline_has_a_lane_per_rank_and_is_walked_with_the_keyboard(page):

@@ -73,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
     more = max(len(answer.diagnoses) - arguments.top, 0)
     del answer.diagnoses[arguments.top :]
     if arguments.json:
-        said = {"read": read, **asdict(answer), "more": more}
+        said: dict[str, Any] = {"read": read, **asdict(answer), "more": more}
         for one in said["diagnoses"]:
             one["address"] = address(one["page"])
         print(json.dumps(said, indent=2))  # in ASCII: the text of a log must not control the terminal here, either
