@@ -20,7 +20,7 @@ listed = @$(PY) handbook/_ext/forms/downloads.py _build
 kit    = $(if $(ready),,PYTHONPATH="$(CURDIR)/gallery$${PYTHONPATH:+:$$PYTHONPATH}") $(PY) -m ddplab
 record = $(kit).recording
 
-.PHONY: help html pdf epub slides anki all live edition edition-archive edition-unpack test test-all check serve cluster clean torture mutations shake matrix bench
+.PHONY: help html pdf epub slides anki all live edition edition-archive edition-unpack test test-all check serve cluster clean torture mutations shake fuzz matrix bench
 
 help: ## list the habits
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 17
@@ -102,6 +102,9 @@ mutations: $(call ready,test) ## break what claims say, and see their tests fail
 
 shake: $(call ready,test) ## claims and kit while their ranks are stopped and continued at random (TESTS=… SECONDS=0.5 SEED=…)
 	$(PY) tests/shake.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(or $(TESTS),tests/claims tests/kit -m "not full")
+
+fuzz: $(call ready,test) ## ten minutes of random logs for ddplab diagnose: it must answer, in linear time (SECONDS=600 SEED=…)
+	$(PY) tests/fuzz.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 matrix: ## tests and labs on every torch that a reader gets, each in .matrix/ (GBs): ONLY=2.11 PART=gallery FAILED=1 JOBS=4
 	$(PYTHON) tests/matrix.py $(ONLY) $(addprefix --part ,$(PART)) $(if $(FAILED),--failed) $(addprefix --jobs ,$(JOBS))

@@ -14,9 +14,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from ..diagnose import Diagnosis, Engine, EntryError, Evidence, entries
+from ..diagnose import Answer, Diagnosis, Engine, EntryError, Evidence, entries
 from ..diagnose.answers import shortened
-from ..diagnose.ranking import Answer
 from ..diagnose.reading import log_files, ranks_of, read_text
 from ..diagnose.tables import limits
 from ..errors import BadInput

@@ -3,5 +3,6 @@
 from .answers import Diagnosis, Evidence, Followed
 from .engine import Engine, diagnose
 from .entry import Entry, EntryError, entries
+from .ranking import Answer
 
-__all__ = ["Diagnosis", "Engine", "Entry", "EntryError", "Evidence", "Followed", "diagnose", "entries"]
+__all__ = ["Answer", "Diagnosis", "Engine", "Entry", "EntryError", "Evidence", "Followed", "diagnose", "entries"]

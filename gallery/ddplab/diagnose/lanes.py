@@ -30,7 +30,7 @@ class Traceback:
     where: str = ""  # innermost frame of the user's
     where_hit: Hit | None = None
     anywhere: str = ""  # innermost frame
-    most_open: int = 1  # so many tracebacks were open at once, whose frames cannot be told apart,
+    most_open: int = 1  # so many tracebacks were open at once, whose frames look alike,
     times: int = 0  # unless each of them showed the innermost frame
     end: int = -1  # number of the exception's line
     strong: bool = False  # torch put the rank before it, which it does for exceptions that nobody caught

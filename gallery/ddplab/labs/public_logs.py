@@ -49,7 +49,7 @@ def _answer(log: dict[str, Any], path: Path) -> None:
         for text in read_text(stream, log["name"]):
             engine.feed(text)
     first = next(iter(engine.finish()), None)
-    log["answer"] = first.id if first else "unknown"
+    log["answer"] = first.id if first and first.id != "last-error" else "unknown"  # that one says so itself
     log.pop("answer_exception", None)
     if first and first.id == "python-exception":
         log["answer_exception"] = first.title.split(": ")[1]
