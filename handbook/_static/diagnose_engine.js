@@ -1046,7 +1046,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
       const key = JSON.stringify([hit.source.name, hit.number, hit.rank]), { started } = findings;
       const seconds = hit.time && started && hit.time.zoned === started.zoned
         ? Math.floor((hit.time.seconds - started.seconds) * 1000 + 0.5) / 1000 : null;
-      const line = shortened(text.trim().split(/\s+/).join(" "), limits.timeline_chars);
+      const line = shortened(text.replace(/[ \t]+/g, " ").replace(/^[ \r]+|[ \r]+$/g, ""), limits.timeline_chars);
       if (!made.has(key)) made.set(key, { rank: hit.rank, line: hit.number, seconds, text: line, kind });
     };
     for (const best of top)

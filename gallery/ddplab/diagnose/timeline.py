@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ def timeline(top: Iterable[Candidate], findings: Findings) -> list[Moment]:
     """At most so many lines of note, by their numbers."""
     made: dict[tuple[str, int, int | None], Moment] = {}
     for kind, hit, text in [*_of_candidates(top), *_of_facts(findings.facts)]:
-        line = shortened(" ".join(text.split()), limits.timeline_chars)
+        line = shortened(re.sub("[ \t]+", " ", text).strip(" \r"), limits.timeline_chars)
         moment = Moment(hit.rank, hit.number, _seconds(hit.time, findings.started), line, kind)
         made.setdefault((hit.source.name, hit.number, hit.rank), moment)
     kept = sorted(made.values(), key=lambda one: (_ORDER.index(one.kind), one.line))[: limits.timeline_kept]
