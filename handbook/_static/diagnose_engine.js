@@ -912,10 +912,13 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     });
   }
 
-  function lastLines() {
-    const one = findings.last.find(({ hit }) => !findings.dismissed.has(`${hit.source.name}\n${hit.number}`));
+  function lastLines(found) {
+    const name = (hit) => `${hit.source.name}\n${hit.number}`;
+    const seen = new Set([...findings.dismissed, ...found.flatMap((one) => one.hits.map(name))]);
+    const one = findings.last.find(({ hit }) => !seen.has(name(hit)));
     const id = one && one.name ? "python-exception" : "last-error";
-    return one ? [candidate({ id, role: "generic", kind: GENERIC, hits: [one.hit], count: 1, last: one })] : [];
+    const kind = one && !one.name && found.some((other) => other.role === "cause") ? WARNING : GENERIC;
+    return one ? [candidate({ id, role: "generic", kind, hits: [one.hit], count: 1, last: one })] : [];
   }
 
   // ranking.py
@@ -962,7 +965,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     const found = [...entriesFound(), ...exceptions()];
     const exited = firstExit(root, found);
     if (exited) found.push(exited);
-    if (found.every((one) => one.kind === WARNING)) found.push(...lastLines());
+    if (found.every((one) => one.kind === WARNING)) found.push(...lastLines(found));
     preferLastError(found);
     order(found, root);
     preferEarlierException(found, root);
@@ -996,7 +999,11 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     };
     for (const one of found) one.hits.sort((a, b) => compare(moment(a), moment(b)));
     const key = (one) => [...moment(one.hits[0]), -one.weight, one.id];
-    [...found].sort((a, b) => compare(key(a), key(b))).forEach((one, index) => { one.place = index; });
+    [...found].sort((a, b) => compare(key(a), key(b))).forEach((one, index) => { one.place = 2 * index; });
+    for (const one of found) {
+      if (!one.hits.every((hit) => words.scheduler.some((name) => hit.text.startsWith(name)))) continue;
+      one.place = Math.min(one.place, ...found.filter((other) => one.explains.includes(other.id)).map((other) => other.place - 1));
+    }
   }
 
   function preferEarlierException(found, root) {

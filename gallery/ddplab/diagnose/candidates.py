@@ -58,7 +58,7 @@ def candidates(findings: Findings, known: Mapping[str, Entry], root: Exit | None
     exited = _first_exit(findings, root, found)
     found += [exited] if exited else []
     if all(one.kind == Kind.WARNING for one in found):
-        found += _last_lines(findings)
+        found += _last_lines(findings, found)
     return found
 
 
@@ -113,12 +113,18 @@ def _exceptions(findings: Findings, known: Mapping[str, Entry]) -> list[Candidat
     return made
 
 
-def _last_lines(findings: Findings) -> list[Candidate]:
-    """The last line that looks like an error, of the first file that has one, when nothing better is known."""
+def _last_lines(findings: Findings, found: list[Candidate]) -> list[Candidate]:
+    """The last line that looks like an error, of the first file that has one, when nothing better is known.
+
+    What a warning says of a cause is better, unless the line is an exception; a line that an entry fits is known.
+    """
+    known = {(hit.source.name, hit.number) for one in found for hit in one.hits} | findings.dismissed
+    warned = any(one.role == "cause" for one in found)
     for one in findings.last:
-        if (one.hit.source.name, one.hit.number) not in findings.dismissed:
+        if (one.hit.source.name, one.hit.number) not in known:
             name = "python-exception" if one.name else "last-error"
-            return [Candidate(name, "generic", Kind.GENERIC, [one.hit], 1, last=one)]
+            kind = Kind.WARNING if warned and not one.name else Kind.GENERIC
+            return [Candidate(name, "generic", kind, [one.hit], 1, last=one)]
     return []
 
 

@@ -100,7 +100,10 @@ def _order(found: list[Candidate], findings: Findings, root: Exit | None) -> Non
         one.hits.sort(key=moment)
     ordered = sorted(found, key=lambda one: (*moment(one.hits[0]), -one.weight, one.id))
     for place, one in enumerate(ordered):
-        one.place = place
+        one.place = 2 * place
+    for one in found:  # a scheduler reports at the end why a process was killed before
+        if all(hit.text.startswith(tuple(words.scheduler)) for hit in one.hits):
+            one.place = min([one.place, *(other.place - 1 for other in found if other.id in one.explains)])
 
 
 def _prefer_last_error(found: list[Candidate], findings: Findings) -> None:
