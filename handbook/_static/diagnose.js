@@ -128,6 +128,7 @@ class DiagnoseLog extends HTMLElement {
     if (nothing) {
       this.state.textContent = `${nothing.title} (${count} characters read).`;
       this.results.append(...markdown(nothing.text, true), ...markdown(nothing.collect.map((one) => `- ${one}`).join("\n"), true));
+      if (diagnoses.length) this.results.append(make("h3", {}, "Notices in it, which explain no failure"), ...diagnoses.map((one) => this.other(one)));
       return;
     }
     const [first, ...others] = diagnoses;

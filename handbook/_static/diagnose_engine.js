@@ -937,9 +937,10 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     }
     const root = rootExit(), diagnoses = top.map((one) => written(one, root));
     if (top.length) diagnoses[0].why = [diagnoses[0].why, ...saidOf(top[0], all)].join(" ");
+    const fails = top.some((one) => one.role !== "warning");
     return {
-      diagnoses, suspect: suspectOf(top[0] || null, root), timeline: timeline(top),
-      nothing: top.length ? null : nothingFound(),
+      diagnoses, suspect: suspectOf(fails ? top[0] : null, root), timeline: timeline(top),
+      nothing: fails ? null : nothingFound(),
     };
   }
 
@@ -954,10 +955,12 @@ window.makeDiagnoseEngine = function makeEngine(data) {
 
   function preferLastError(found) {
     const lines = new Set([...findings.lastErrors.values()].map((hit) => `${hit.source.name}\n${hit.number}`));
-    const generic = found.filter((one) => one.role === "generic" && one.id.startsWith("nccl-"));
-    for (const one of found)
-      if (one.entry && one.hits.some((hit) => lines.has(`${hit.source.name}\n${hit.number}`)))
-        one.explains = [...one.explains, ...generic.filter((other) => other !== one).map((other) => other.id)];
+    for (const one of found) {
+      if (!one.entry || !one.hits.some((hit) => lines.has(`${hit.source.name}\n${hit.number}`))) continue;
+      const generic = found.filter((other) => other.role === "generic" && other.id.startsWith("nccl-") && other !== one);
+      one.explains = [...one.explains, ...generic.map((other) => other.id)];
+      one.place = Math.min(one.place, ...generic.map((other) => other.place - 1));
+    }
   }
 
   function ranked() {
@@ -966,8 +969,8 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     const exited = firstExit(root, found);
     if (exited) found.push(exited);
     if (found.every((one) => one.kind === WARNING)) found.push(...lastLines(found));
-    preferLastError(found);
     order(found, root);
+    preferLastError(found);
     preferEarlierException(found, root);
     raiseExplainers(found);
     found.sort((a, b) => a.kind - b.kind || a.place - b.place);

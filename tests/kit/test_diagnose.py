@@ -223,6 +223,13 @@ def test_a_hang_in_the_initialization_of_nccl_names_its_ranks():
     assert "was not completed on ranks 0, 1, 3." in said(log).nothing.text
 
 
+def test_a_notice_is_no_diagnosis(capsys, tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("UserWarning: The `check_reduction` argument in DDP is deprecated\nepoch 1\n")
+    code, printed, _ = run(capsys, log)
+    assert code == 1 and "The log has no error" in printed and "ddp-notice, line 1" in printed
+
+
 @pytest.mark.parametrize(
     ("log", "first", "line", "words"),
     [

@@ -83,6 +83,10 @@ def _run(arguments: argparse.Namespace) -> int:
         print("What to do next:")
         for line in answer.nothing.collect:
             print(_wrapped(line, "  - ", "    "))
+        if answer.diagnoses:
+            print("Notices in it, which explain no failure:")
+        for one in answer.diagnoses:
+            print(_wrapped(f"{inert(plain(one.title))} ({one.id}, line {one.evidence[0].line_number})", "  - ", "    "))
     else:
         print(_text(answer, more))
     return 1 if answer.nothing else 0

@@ -24,7 +24,7 @@ class Answer:
         diagnoses: best first.
         suspect: the rank to look at first.
         timeline: lines of note, in the order of the log.
-        nothing: what the log looks like, if there is no diagnosis.
+        nothing: what the log looks like, if there is no diagnosis but harmless notices.
     """
 
     diagnoses: list[Diagnosis]
@@ -48,8 +48,9 @@ def answer_to(runs: Sequence[Findings], known: Mapping[str, Entry]) -> Answer:
     diagnoses = [written(one, several, root, known) for one in top]
     if diagnoses:
         diagnoses[0].why = " ".join([diagnoses[0].why, *_said(top[0], found, runs)])
-    nothing = None if diagnoses else nothing_found(found)
-    return Answer(diagnoses, suspect(top[0] if top else None, found.facts, root), timeline(top, found), nothing)
+    failure = next((one for one in top if one.role != "warning"), None)
+    nothing = None if failure else nothing_found(found)
+    return Answer(diagnoses, suspect(failure and top[0], found.facts, root), timeline(top, found), nothing)
 
 
 def _said(best: Candidate, found: Findings, runs: Sequence[Findings]) -> list[str]:
@@ -68,8 +69,8 @@ def _ranked(findings: Findings, known: Mapping[str, Entry]) -> list[Candidate]:
     """The candidates, best first, each with what follows from it below it."""
     root = root_exit(findings)
     found = candidates(findings, known, root)
-    _prefer_last_error(found, findings)
     _order(found, findings, root)
+    _prefer_last_error(found, findings)
     _prefer_earlier_exception(found, root)
     _raise_explainers(found)
     found.sort(key=lambda one: (one.kind, one.place))
@@ -111,9 +112,9 @@ def _prefer_last_error(found: list[Candidate], findings: Findings) -> None:
     lines = {(hit.source.name, hit.number) for hit in findings.facts.last_errors.values()}
     for one in found:
         if one.entry and any((hit.source.name, hit.number) in lines for hit in one.hits):
-            one.explains += tuple(
-                o.id for o in found if o.role == "generic" and o.id.startswith("nccl-") and o is not one
-            )
+            generic = [o for o in found if o.role == "generic" and o.id.startswith("nccl-") and o is not one]
+            one.explains += tuple(o.id for o in generic)
+            one.place = min([one.place, *(o.place - 1 for o in generic)])
 
 
 def _prefer_earlier_exception(found: list[Candidate], root: Exit | None) -> None:
