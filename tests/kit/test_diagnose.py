@@ -227,7 +227,9 @@ def test_a_notice_is_no_diagnosis(capsys, tmp_path):
     log = tmp_path / "train.log"
     log.write_text("UserWarning: The `check_reduction` argument in DDP is deprecated\nepoch 1\n")
     code, printed, _ = run(capsys, log)
-    assert code == 1 and "The log has no error" in printed and "ddp-notice, line 1" in printed
+    assert code == 1
+    assert "The log has no error" in printed
+    assert "ddp-notice, line 1" in printed
 
 
 @pytest.mark.parametrize(
