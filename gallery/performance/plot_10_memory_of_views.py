@@ -73,7 +73,7 @@ def worker(views, set_to_none):
 # All buckets together hold :math:`G` bytes, one gradient each.
 # By default a gradient is a tensor of its own, there from the moment it is ready until ``zero_grad`` drops it.
 # With views it also starts as a tensor of its own; then DDP copies it into its bucket, drops it, and makes ``.grad`` a view.
-# So there is one extra gradient at a time, unless ``set_to_none=False`` keeps the views and autograd adds into the bucket.
+# So ``.grad`` is one extra tensor at a time, unless ``set_to_none=False`` keeps the views and autograd adds into the bucket.
 
 
 def predict(moments, views, set_to_none):
