@@ -973,7 +973,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     preferLastError(found);
     preferEarlierException(found, root);
     raiseExplainers(found);
-    found.sort((a, b) => a.kind - b.kind || a.place - b.place);
+    found.sort((a, b) => a.kind - b.kind || (a.role === "warning") - (b.role === "warning") || a.place - b.place);
     return nest(found);
   }
 

@@ -73,7 +73,7 @@ def _ranked(findings: Findings, known: Mapping[str, Entry]) -> list[Candidate]:
     _prefer_last_error(found, findings)
     _prefer_earlier_exception(found, root)
     _raise_explainers(found)
-    found.sort(key=lambda one: (one.kind, one.place))
+    found.sort(key=lambda one: (one.kind, one.role == "warning", one.place))
     return _nest(found)
 
 
