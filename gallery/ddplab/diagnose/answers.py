@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from ..ranks import ranks_text
 from .candidates import Candidate, Kind
 from .entry import Entry
-from .findings import Exit, Group, Hit, Last
+from .findings import Group, Last
+from .hits import Exit, Hit
 from .tables import answers, errors, general, limits, signals, why
 
 

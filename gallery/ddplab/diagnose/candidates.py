@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from .entry import Entry
-from .findings import Exit, Findings, Group, Hit, Last
+from .findings import Findings, Group, Last
+from .hits import Exit, Hit
 from .tables import signals, words
 
 _TERMINATED = (-15, 143)  # exit codes of a process that SIGTERM ended: somebody else failed before

@@ -12,7 +12,8 @@ from functools import partial
 
 from .answers import Diagnosis
 from .entry import Entry, Match, entries
-from .findings import Exit, Findings, Found, Hit, Last, Source, add_first
+from .findings import Findings, Found, Last, add_first
+from .hits import Exit, Hit, Source
 from .lanes import Lane, Traceback
 from .lines import Line, read_line
 from .nothing import exception_of, last_error

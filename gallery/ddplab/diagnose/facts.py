@@ -12,7 +12,7 @@ from .tables import facts as known
 from .tables import limits, patterns, says, words
 
 if TYPE_CHECKING:
-    from .findings import Exit, Hit
+    from .hits import Exit, Hit
     from .lines import Line
 
 

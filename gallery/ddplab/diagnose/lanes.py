@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .findings import Exit, Group, Hit
+from .findings import Group
+from .hits import Exit, Hit
 from .lines import Line, summary_time
 from .tables import limits, patterns, words
 

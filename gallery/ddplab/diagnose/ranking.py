@@ -9,7 +9,8 @@ from .answers import Diagnosis, shortened, written
 from .candidates import Candidate, Kind, candidates, root_exit
 from .entry import Entry
 from .facts import sentences
-from .findings import Exit, Findings, Hit
+from .findings import Findings
+from .hits import Exit, Hit
 from .nothing import Nothing, nothing_found
 from .suspect import Suspect, suspect
 from .tables import limits, says, words

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .answers import shortened
 from .candidates import Candidate, Kind
 from .facts import Fact, Facts, number_of, what_of
-from .findings import Exit
+from .hits import Exit
 from .tables import suspects
 
 

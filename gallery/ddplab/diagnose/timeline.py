@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from .answers import shortened
 from .candidates import Candidate, Kind
 from .facts import Facts
-from .findings import Findings, Hit
+from .findings import Findings
+from .hits import Hit
 from .lines import Time
 from .tables import limits, says
 
