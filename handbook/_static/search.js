@@ -60,7 +60,7 @@
       boost: FIELDS, prefix: (word) => word.length > 3, fuzzy: (word) => (word.length > 5 ? 0.15 : false), maxFuzzy: 1,
       boostDocument: (number) => KINDS[sections[number].kind] / Math.sqrt(sections[number].level),
     };
-    const others = plain.split(" ").flatMap((word) => (words[word] ?? "").split(" ")).filter(Boolean).join(" ");
+    const others = plain.split(" ").flatMap((word) => (Object.hasOwn(words, word) ? words[word].split(" ") : [])).filter(Boolean).join(" ");
     let hits = index.search(plain, { ...options, combineWith: "AND" });
     if (hits.length < 3 || others) {
       const known = new Set(hits.map((hit) => hit.id));

@@ -229,7 +229,7 @@ def test_a_notice_is_no_diagnosis(capsys, tmp_path):
     code, printed, _ = run(capsys, log)
     assert code == 1
     assert "The log has no error" in printed
-    assert "ddp-notice, line 1" in printed
+    assert "(ddp-notice, line 1)" in " ".join(printed.split())
 
 
 @pytest.mark.parametrize(
