@@ -47,6 +47,11 @@ def test_references_of_chapters_lead_to_the_pages_and_other_pages_list_none(html
     assert not [link for link in listed if "/errors/" in link["href"]]
 
 
+def says_another(line: str, page: str) -> bool:
+    """Whether the line is the message of the entry on this page."""
+    return any(page == page_of(name) and one.needle in line for name, e in entries().items() for one in e.matches)
+
+
 def test_any_pasted_line_finds_its_page_by_search(browser, html):
     """The message among the first three; a line around it, such as a frame of its traceback, among the first five."""
     asked = [
@@ -74,6 +79,10 @@ def test_any_pasted_line_finds_its_page_by_search(browser, html):
     first.wait_for()
     shown = first.get_attribute("href")
     page.close()
-    missed = [(line, hits) for (where, line, most), hits in zip(asked, found, strict=True) if where not in hits[:most]]
+    missed = [
+        (line, hits)
+        for (where, line, most), hits in zip(asked, found, strict=True)
+        if where not in hits[:most] and not says_another(line, hits[0])  # what a sample also shows has its own page
+    ]
     assert not missed
     assert shown.endswith(asked[0][0])
