@@ -38,8 +38,8 @@ html: $(call ready,book) ## the book for a browser: _build/html/index.html (EDIT
 	$(SPHINX) $(SWITCH) -b html handbook _build/html
 	@$(foreach name,$(BESIDE),$(SPHINX) $(SWITCH) -D labs_edition=$(name) -d _build/doctrees/$(name) -b html handbook _build/html/editions/$(name) &&) true
 
-pdf: html ## the book and each chapter in print: _build/pdf/
-	$(SPHINX) -b bookpdf handbook _build/pdf
+pdf: html ## the book and each chapter in print: _build/pdf/ (PAPER=letter instead of A4)
+	$(SPHINX) $(if $(PAPER),-D bookpdf_paper=$(PAPER)) -b bookpdf handbook _build/pdf
 	$(listed)
 
 epub: html ## the book for a reader: _build/epub/ddp-handbook.epub

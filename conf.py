@@ -24,6 +24,7 @@ extensions = [
     "_ext.evidence.editions",
     "sphinx_gallery.gen_gallery",
     "_ext.embed.lab_page",
+    "_ext.embed.lab_lists",
     "_ext.embed.lab_embed",
     "_ext.embed.lab_cards",
     "_ext.embed.section_stamps",
@@ -51,6 +52,7 @@ extensions = [
     "_ext.cards.cards",
     "_ext.forms.flashcards",
     "_ext.forms.question_lists",
+    "_ext.forms.asked_questions",
     "_ext.forms.drill_page",
     "_ext.explorers.error_index",
     "_ext.explorers.error_pages",
@@ -144,6 +146,7 @@ ogp_custom_meta_tags = ['<meta name="twitter:card" content="summary_large_image"
 
 # -- print and e-book ---------------------------------------------------------------------------------
 
+bookpdf_licence = "LICENSE-TEXT"
 bookpdf_subtitle = "DistributedDataParallel, with every claim executed"
 epub_basename = "ddp-handbook"
 epub_identifier = "ddp-handbook"
@@ -151,5 +154,11 @@ epub_uid = "ddp-handbook"
 epub_description = "A handbook on PyTorch DistributedDataParallel in which every claim is executed"
 epub_css_files = ["epub.css"]
 epub_show_urls = "no"
+epub_cover = ("_static/epub-cover.png", "epub-cover.html")
+epub_landmarks = {
+    "bodymatter": "understand/idea",
+    "glossary": "reference/glossary",
+    "bibliography": "reference/bibliography",
+}
 epub_tocscope = "includehidden"
 epub_tocdepth = 4

@@ -5,6 +5,11 @@ What a state is
 Two ranks in the middle of an epoch: what does the next step depend on, entry by entry?
 How many bytes does each entry have, and is it the same on every rank?
 It serves :ref:`checkpointing-state`.
+
+A state is everything that the next step reads and an earlier step wrote.
+An entry is either equal on all ranks, so that one may write it, or a rank's own, so that each must.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -145,3 +150,16 @@ ax.set(xscale="log", xlim=(10, None), xlabel="bytes; hatched: each rank has its 
 #
 # That this list is complete for your run: a moving average of weights, error feedback of a compression hook, and a loader that prefetches are state as well.
 # Ask of each object: does the next step read what an earlier step wrote into it?
+#
+# Change it: predict, then run
+# ----------------------------
+# Replace AdamW by ``torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)``.
+# How large is the optimizer's state?
+#
+# Expect: one copy of the parameters and no counts, so the assertion of the rule of two fails.
+#
+# Say it aloud
+# ------------
+# "A checkpoint holds what the next step reads: parameters, optimizer, schedule, scaler, position in the data, each rank's random numbers.
+# What is easily forgotten is small.
+# Saving all of it costs few bytes; saving less is simpler, and resumes another run."

@@ -5,6 +5,11 @@ Damaged checkpoints
 A file was cut short, one of its bits has flipped, somebody else wrote it, or it belongs to another model.
 What does ``torch.load`` report, what does ``CheckpointManager`` report, and which step do the ranks resume from?
 It serves :ref:`checkpointing-safe`.
+
+A checksum finds out whether a file was damaged, and a loader that takes only data refuses code.
+All ranks must get the same answer, or they resume from different steps.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -143,3 +148,16 @@ folder.cleanup()
 #
 # That a checksum keeps anybody out. It finds accidents; whoever can write to the folder can compute one.
 # Against that, only the permissions of the folder help, and loading nothing but tensors and plain values.
+#
+# Change it: predict, then run
+# ----------------------------
+# Save only one step: ``for step in (2,):``.
+# What do the ranks do when all they have is damaged?
+#
+# Expect: ``load`` returns ``None``, as for an empty folder, and this lab stops with a ``TypeError``.
+#
+# Say it aloud
+# ------------
+# "``torch.load`` does not notice a flipped bit, so I compare a checksum first.
+# Damage is an accident, so all ranks fall back; code is not, so they refuse.
+# Falling back keeps the job running and loses steps; refusing needs a person."

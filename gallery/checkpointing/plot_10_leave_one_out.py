@@ -5,6 +5,11 @@ Leave one out
 Weights and optimizer are in every checkpoint. What else has to be there, and what happens if it is missing?
 This lab resumes one run eleven times, once with everything and then without one entry at a time, and compares each with the run that was never interrupted.
 It serves :ref:`checkpointing-exact`.
+
+A resume is exact only if everything that the next steps read was restored.
+A missing entry shows where it is first read: in the loss, after an update, or only in the evaluation.
+
+:Level: core, 20 minutes
 """
 
 # %%
@@ -183,3 +188,16 @@ axes[1, 2].set_xlabel("steps after resuming")
 # That each of these ruins a training run; many of them only make it a different one.
 # The sizes belong to this model and these steps, and with other seeds their order changes.
 # Nor that a run with everything restored is exact on more than two ranks: it is not, and :doc:`/labs/checkpointing/plot_11_same_buckets` finds out why.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``SAVED`` to 12, the end of an epoch.
+# Which entry can now be left out?
+#
+# Expect: ``position``, which is 0 there; the assertion that every entry matters fails.
+#
+# Say it aloud
+# ------------
+# "I test a resume bit for bit against a run that was not interrupted.
+# A first loss that is right proves little: without the optimizer's state it is right too.
+# Saving at the end of an epoch needs less state, and saving within it loses fewer steps."

@@ -5,6 +5,11 @@ The mystery of three ranks
 On two ranks a resumed run equals the uninterrupted one bit for bit; on three it does not, with the same program and the same complete checkpoint.
 This lab rules out the suspects one by one, until the buckets are left.
 It serves :ref:`checkpointing-mystery`.
+
+A sum of floating-point numbers depends on the order in which they are added.
+A number's place in the bucket decides at which rank its sum starts, so another bucket gives other bits.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -213,3 +218,16 @@ axes[1].set(xlabel="number in the bucket", xticks=[0, length, 2 * length, left])
 #
 # That the resumed run is wrong: each of the sums is right in its order, and :doc:`/labs/checkpointing/plot_12_two_fixes` makes them equal.
 # Nor that your GPUs do the same: NCCL chooses its algorithm by size and network, and cuts elsewhere (not run).
+#
+# Change it: predict, then run
+# ----------------------------
+# Add ``"searching": {"find_unused_parameters": True}`` to ``SUSPECTS``.
+# Is this run off, too?
+#
+# Expect: no, since DDP then never rebuilds its buckets; the assertion fails, because it expected a difference.
+#
+# Say it aloud
+# ------------
+# "On three ranks a resumed run can differ in the last bits although its checkpoint is complete.
+# Its first all-reduce adds in another order, because the buckets are not rebuilt yet.
+# For training that is noise; removing it costs a backward, and buys runs that compare bit for bit."

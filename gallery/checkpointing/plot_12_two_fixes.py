@@ -5,6 +5,11 @@ Two fixes for three ranks
 A resumed run has another bucket in its first step, so on three ranks it adds in another order.
 This lab makes resumed runs exact in two ways, and shows where each way fails and what it costs.
 It serves :ref:`checkpointing-mystery`.
+
+The layout of DDP's buckets is a state that no checkpoint holds.
+A resumed run is exact if its first step has the layout of the interrupted run, rebuilt or not.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -159,3 +164,16 @@ record(ratio=ratio)
 #
 # That every resume needs it: for the result of a training these differences are noise.
 # It pays off where a difference would raise a question: in a test of your checkpoints, in the search for a bug, or when a run has to be repeated bit for bit.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``warm_ups`` to 2 in the line ``"warm-up"``.
+# Does a second warm-up make the resumed run wrong again?
+#
+# Expect: no, its row stays 0, because buckets are rebuilt only once.
+#
+# Say it aloud
+# ------------
+# "For a bit-exact resume on three or more ranks I run one backward before the load, so that DDP rebuilds its buckets first.
+# ``find_unused_parameters`` works as well, since it never rebuilds them.
+# The first costs one backward, the second a walk over the graph in every step."

@@ -5,6 +5,11 @@ Saving without stopping
 ``dcp.async_save`` copies the state, returns, and writes from another thread while training goes on.
 How long does a step stall, what is copied, which values are saved, and what remains when a process is killed in between?
 It serves :ref:`checkpointing-async`.
+
+An asynchronous save stages, which copies the state and stalls the step, and then writes beside the training.
+What is saved is the state at the call.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -197,3 +202,16 @@ assert results[1:] == ["a of step 1  b of step 1", "a of step 2  b of step 1"]
 # -----------------------
 #
 # That a GPU stalls for the same time: there the copy goes to the host, and pinned memory matters (not run).
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``async_save``, call ``result()`` on the future before you return it.
+# Is the stall now that of ``dcp_save``?
+#
+# Expect: longer, since the copy comes before the same writing.
+#
+# Say it aloud
+# ------------
+# "An asynchronous save stalls for a copy of the state and writes it in the background.
+# Each checkpoint gets a new directory, because one without metadata is refused and a mixture is not.
+# It buys a short stall, and pays with memory for the copy and processor time in the next steps."

@@ -5,6 +5,11 @@ Another world size, another wrapper
 A checkpoint that DCP wrote with W ranks is read with W′, from DDP into FSDP2 and back.
 This lab fills the whole matrix, compares bit for bit, and shows who writes which bytes and what is lost without an error.
 It serves :ref:`checkpointing-reshard`.
+
+DCP stores a tensor's name and shape, and which piece of it lies in which file.
+A reader asks for the pieces that it needs, so names have to agree and world sizes do not.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -196,3 +201,16 @@ store.cleanup()
 # -----------------------
 #
 # That training continues bit for bit with another number of ranks: the batch is divided differently, and sums have another order.
+#
+# Change it: predict, then run
+# ----------------------------
+# Let ``READERS`` end in 6 in place of 3; the last layer has five rows.
+# Which cells differ?
+#
+# Expect: none.
+#
+# Say it aloud
+# ------------
+# "DCP saves pieces under module names, so two ranks of DDP can load what four of FSDP saved.
+# A rank's generator is no such piece and needs its own name.
+# Ranks write in parallel, and the price is a directory that only DCP reads, or a conversion."

@@ -5,6 +5,11 @@ Kill a rank under torchrun
 One of two ranks gets SIGKILL in the middle of a run that may restart once.
 Which processes end, which come back under which number, and which steps are lost?
 It serves :ref:`checkpointing-elastic`; the agent's options are in :doc:`/labs/checkpointing/plot_33_agent_options`.
+
+torchrun restarts the group, not the rank: if one process ends, all are ended and started anew.
+Every restart repeats the steps since the last checkpoint.
+
+:Level: core, 15 minutes
 """
 
 import re
@@ -105,3 +110,16 @@ assert sorted((who, text) for _, who, text in starts) == expected
 # That a restart takes :measured:`kill-a-rank.pause:.0f` on your cluster: this model is tiny, and nearly all of the pause is the start of Python and torch.
 # Nor that a survivor fails at once on NCCL: there it hangs until its agent ends it (not run).
 # Nor that it always works with the store that torchrun shares by default: see :doc:`/labs/setup/plot_14_elastic_stale`.
+#
+# Change it: predict, then run
+# ----------------------------
+# Save after every step: ``"12", "1"`` in place of ``"12", "4"``.
+# Which steps are trained twice?
+#
+# Expect: none, since rank 1 is killed after its save; the assertion that expects some fails.
+#
+# Say it aloud
+# ------------
+# "When a rank dies, the agent ends all ranks and starts them again under their old numbers.
+# They repeat what came after the last checkpoint; if all state was saved, the losses show nothing.
+# Saving more often repeats less, and stops the training more often."

@@ -5,6 +5,11 @@ Shrink and grow
 Two agents with one rank each, ``--nnodes=1:2``.
 One agent is killed, then its rank, and later an agent comes back: how many ranks train at each time, and from which step?
 It serves :ref:`checkpointing-elastic`.
+
+Whenever a rank is lost or an agent comes, all ranks stop, get new numbers, and start from the last checkpoint.
+Rank, world size and restart count are true for one such life only.
+
+:Level: deep, 20 minutes
 """
 
 import os
@@ -170,3 +175,16 @@ ax.set(ylim=(2.5, -1.2), xlim=(0, 1.1 * (max(life["to_s"] for life in lives) - z
 #
 # That the job survives the loss of any agent: A hosts the rendezvous, and without A the job is over.
 # Nor that training with fewer ranks is the same training if each rank's batch is fixed: here, the global batch stays, and each rank takes a larger share.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``--max-restarts=0``.
+# What becomes of agent A when the rank of B is killed?
+#
+# Expect: A ends with ``ChildFailedError``, because its own rank failed too, and the job is over.
+#
+# Say it aloud
+# ------------
+# "With ``--nnodes=1:2`` the job goes on with the machines that are there.
+# Each change stops all ranks and repeats the steps since the last checkpoint.
+# That keeps machines in use, and pays with pauses and with a program that may not rely on its world size."

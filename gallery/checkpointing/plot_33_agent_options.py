@@ -5,6 +5,11 @@ The agent's options, as seen
 ``--max-restarts``, ``--monitor-interval``, ``--shutdown-timeout`` and ``--signals-to-handle`` control what torchrun does when something ends.
 Seven small runs show what each does.
 It serves :ref:`checkpointing-elastic`.
+
+The agent looks at its ranks at intervals, and any exit code but 0 of one ends the life of all.
+A signal to the agent ends its ranks only if the agent handles it.
+
+:Level: deep, 15 minutes
 """
 
 import os
@@ -106,3 +111,15 @@ record("s", slow=pauses_s[3], quick=pauses_s[1])
 # -----------------------
 #
 # That a rank may take long to exit. At a restart all others wait for it.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``--shutdown-timeout=6``; rank 0 needs 4 s to exit.
+# How does its second life end?
+#
+# Expect: by itself; the assertion that it is killed fails.
+#
+# Say it aloud
+# ------------
+# "``--max-restarts`` counts further lives, ``--monitor-interval`` is how often the agent looks, ``--shutdown-timeout`` how long ranks may take when it has to stop.
+# A longer timeout lets a rank finish its save, and holds back a machine that has to go."

@@ -6,6 +6,11 @@ Someone calls at night: the job is stuck, or gone, or slow, or its loss looks od
 Which question do you ask first, and which next?
 This lab writes the questions down as a tree, breaks one training program in nine ways, and checks that the tree finds each.
 It serves :ref:`debugging`.
+
+A failed job shows one of a few symptoms, and each has a question that leaves fewer places to look.
+Ask first what is visible from outside: exit codes, stacks, weights.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -188,3 +193,17 @@ for symptom, (question, leaves) in TREE.items():
     y -= 0.5
 ax.set(xlim=(-0.2, 11.6), ylim=(-0.6, 9.6))
 ax.axis("off")
+
+# %%
+# Change it: predict, then run
+# ----------------------------
+# Replace ``os.kill(...)`` by ``os._exit(0)``: the rank leaves quietly.
+# Does the tree still find it?
+#
+# Expect: yes, because rank 0 only reports a lost connection; but "ended from outside" is then wrong.
+#
+# Say it aloud
+# ------------
+# "I ask which symptom it is.
+# If ranks ended, which has a reason of its own; if they hang, where are their stacks; if steps pass, do their weights agree?
+# A fixed order costs a minute in an easy case, and saves hours in a hard one."

@@ -5,6 +5,8 @@ The ranks' tensors differ in size
 At the end of an epoch one rank dies with ``SIGABRT``, another reports a broken connection, and no message names your line.
 A typical cause: the per-sample losses are all-reduced, and the last batch is shorter on one rank.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

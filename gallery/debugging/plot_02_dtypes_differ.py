@@ -6,6 +6,8 @@ The metric is absurd, or different on each rank, but nothing failed.
 A typical cause: each rank takes bfloat16 if its GPU supports it, else float16, and the job got two kinds of GPU.
 Or: a rank without samples creates its own ``torch.zeros(n)``, while the others computed theirs under autocast.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -5,6 +5,8 @@ Two collectives in another order
 The numbers in the log are wrong, the same on all ranks, but nothing failed.
 A typical cause: metrics are in a dict, each is all-reduced in a loop over it, and the ranks filled their dicts in different orders.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -5,6 +5,8 @@ One rank skips a collective
 The job hangs; minutes later some ranks fail, and they are the healthy ones.
 A typical cause: only rank 0 logs, so the mean of the loss, which is an all-reduce, goes under ``if rank == 0:``.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

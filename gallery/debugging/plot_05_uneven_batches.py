@@ -5,6 +5,8 @@ One rank has a batch more
 Training ends on most ranks, and one waits in a backward for ranks that have finished.
 A typical cause: every rank reads its own files, and the files do not have the same number of samples.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -5,6 +5,8 @@
 A subgroup works for days; then someone adds a second group, and the program hangs where that one is created.
 A typical cause: only ranks 1 and 2 need the first group, so the call is under ``if rank in members:``.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -5,6 +5,8 @@ A rank is killed
 Three ranks fail within a few milliseconds with tracebacks about the network, and someone starts to look for a bad cable.
 A typical cause: the machine runs out of memory, and the kernel's OOM killer ends one process with ``SIGKILL``, in the middle of a step.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

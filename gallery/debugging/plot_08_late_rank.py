@@ -5,6 +5,8 @@ One rank is late
 The job dies while rank 0 is still preparing the data, and rank 0 itself blames the others.
 A typical cause: rank 0 downloads or tokenizes, and the other ranks wait for it in a barrier.
 It serves :ref:`faults`.
+
+:Level: evidence, 5 minutes
 """
 
 # %%

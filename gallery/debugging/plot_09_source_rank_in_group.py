@@ -5,6 +5,8 @@ A source rank that is not in the group
 A broadcast inside a subgroup fails, or sends the data of the wrong rank.
 A typical cause: ``src=0`` is meant as "the first of this group", but ``src`` counts in the whole job.
 It serves :ref:`faults`.
+
+:Level: evidence, 5 minutes
 """
 
 # %%

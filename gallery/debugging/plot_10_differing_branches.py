@@ -5,6 +5,8 @@ Each rank decides for itself
 After some epochs the job stops making progress, though every rank runs the same program.
 A typical cause: early stopping compares the validation loss of the rank's own share of the data.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -5,6 +5,8 @@ A parameter that one rank leaves out
 ``Expected to have finished reduction in the prior iteration`` on one rank, ``Connection closed by peer`` on another.
 A forward has a branch, and on one rank no sample of the batch takes it: no image with a box, no token of the rare language.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

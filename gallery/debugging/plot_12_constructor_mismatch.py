@@ -5,6 +5,8 @@ Another model on one rank
 The job dies in DDP's constructor: ``Connection closed by peer`` on rank 0, whose log is the one that people read.
 A typical cause: the model is built from the data (a vocabulary, a number of classes), and each rank sees only a share of the data.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

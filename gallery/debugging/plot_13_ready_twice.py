@@ -5,6 +5,8 @@ A checkpointed layer that runs twice
 ``Expected to mark a variable ready only once``, on every rank, in the first backward.
 It appears when activation checkpointing is switched on for a model that uses a layer more than once: tied blocks, a recurrent step, an encoder for both inputs.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -6,6 +6,8 @@ Two forwards, one backward, and a buffer that the forward uses: a GAN's discrimi
 Under DDP, and only there, this used to stop with ``one of the variables needed for gradient computation has been modified by an inplace operation``.
 torch 2.13 reports nothing, and the gradient is wrong.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -5,6 +5,8 @@ A static graph that changes
 ``this is not compatible with static_graph set to True``, in the middle of a run.
 ``static_graph=True`` was added because the first steps need nothing else; then a schedule freezes a branch, drops a loss, or a rank meets a batch without a second target.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -5,6 +5,8 @@ A checkpoint with ``module.`` in its names
 ``Missing key(s) in state_dict`` when a checkpoint of a DDP run is loaded for evaluation, or on one process.
 Someone adds ``strict=False``, the error goes away, and nothing is loaded.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

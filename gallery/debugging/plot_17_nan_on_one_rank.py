@@ -5,6 +5,8 @@ A NaN from one rank
 The loss is finite, and in the next step it is NaN, on all ranks: rank 0's log shows no batch that could have caused it.
 It comes from another rank's batch, through the gradients, and one step earlier.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -5,6 +5,8 @@ Out of memory on one rank
 One rank meets the longest sample of the epoch and runs out of memory; the others report a closed connection.
 So someone catches the error and continues with the next batch, as it worked on one GPU.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

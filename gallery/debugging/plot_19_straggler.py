@@ -5,6 +5,8 @@ One slow rank
 Every step takes too long, on every rank, and every rank's profile shows the time in ``backward``.
 Each rank waits for the slowest there, so the step time shows that some rank is slow, but not which one.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -5,6 +5,8 @@ Killed by SIGSEGV, without a message
 The job ends with ``Signal 11 (SIGSEGV) received by PID …``, and no rank has a traceback.
 Two programs do this in torch 2.13: a communication hook without a ``return``, and ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` with DDP on gloo.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

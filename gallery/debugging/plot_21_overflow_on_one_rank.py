@@ -5,6 +5,8 @@ An overflow on one rank
 In fp16 a gradient overflows now and then, and the scaler skips that step.
 If it looks at the gradients before they are averaged, one rank skips the step and the others take it, with an infinite gradient.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -4,6 +4,8 @@ A process of the last run has the port
 
 The last run was killed, you start the next one with the same ``MASTER_PORT``, and rank 0 reports ``EADDRINUSE``.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

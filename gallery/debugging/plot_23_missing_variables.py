@@ -6,6 +6,8 @@ A variable that only some ranks have
 Then every rank sees it at once.
 It is worse when one machine lacks one variable, for example after a forgotten ``export``: most ranks then wait, and report something else.
 It serves :ref:`faults`.
+
+:Level: evidence, 5 minutes
 """
 
 # %%

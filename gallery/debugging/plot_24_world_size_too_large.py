@@ -5,6 +5,8 @@ A rank that never comes
 Three ranks are announced, two are started: a machine that did not boot, ``WORLD_SIZE`` left over from a larger run, a rank that died while it imported.
 Everyone waits for the timeout, 30 minutes by default, and then most ranks name a rank that is there.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

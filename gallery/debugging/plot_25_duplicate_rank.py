@@ -5,6 +5,8 @@ Two processes with the same rank
 ``rank=int(os.environ["LOCAL_RANK"])`` works on one machine.
 On two machines with two processes each there are then two ranks 0, two ranks 1, and no ranks 2 and 3.
 It serves :ref:`faults`.
+
+:Level: evidence, 5 minutes
 """
 
 # %%

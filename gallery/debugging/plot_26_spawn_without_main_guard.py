@@ -5,6 +5,8 @@
 ``mp.spawn(train, nprocs=2)`` as the last line of a file, without ``if __name__ == "__main__":`` above it.
 A spawned process is a fresh Python that imports your file to find ``train``, and so reaches ``mp.spawn`` itself.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -5,6 +5,8 @@ One rank raises under torchrun
 When a rank fails, torchrun prints a hundred lines, with ``ChildFailedError`` in the middle and none of it in your file.
 Which line is the reason, and where is the traceback?
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

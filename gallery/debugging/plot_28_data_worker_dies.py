@@ -5,6 +5,8 @@ A data worker dies
 ``DataLoader worker (pid …) is killed by signal: Killed``: a worker process of one rank's loader is gone, usually because the machine or the container is out of memory.
 The other ranks see something else.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

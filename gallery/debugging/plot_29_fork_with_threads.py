@@ -5,6 +5,8 @@ A worker forked while a thread held a lock
 One rank hangs in its data loader, at the first batch or now and then at the start of an epoch; the others wait in an all-reduce.
 There is no error, and no load on any core.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

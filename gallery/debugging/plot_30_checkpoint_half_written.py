@@ -5,6 +5,8 @@ A checkpoint that is read while it is written
 Rank 0 saves, all ranks load, and nothing makes the others wait.
 Some find no file, some an empty one, some half of one, and on most days everything works.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

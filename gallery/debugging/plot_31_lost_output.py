@@ -6,6 +6,8 @@ The last line in rank 0's log is step 120; it was at step 140 when the job died.
 What a Python program prints to a file or a pipe waits in a buffer, and a process that is killed by a signal does not flush it.
 When one rank fails, the launcher ends the others with a signal, rank 0 included.
 It serves :ref:`faults`.
+
+:Level: evidence, 5 minutes
 """
 
 # %%

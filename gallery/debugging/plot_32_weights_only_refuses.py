@@ -5,6 +5,8 @@
 A checkpoint was written by an older program, or contains its arguments and the best loss besides the weights.
 Since torch 2.6 ``torch.load`` accepts only tensors and plain types, and names the first other class that it finds.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

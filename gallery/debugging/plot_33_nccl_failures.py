@@ -6,6 +6,8 @@ NCCL has failures that gloo does not have: two ranks on one GPU, a watchdog that
 This lab causes five of them, on a machine that has the GPUs for them, and reads what the ranks print with ``ddplab diagnose``.
 On a machine without them, it reports that and shows what it would run; then the texts in the error index are from NCCL's and torch's sources.
 It serves :ref:`faults`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -5,6 +5,11 @@ Timeouts: who waits how long, and which setting decides
 A hang ends when a timeout ends it.
 Which timeout that is depends on the group, on the call, and on the layer that waits; one of them is 30 minutes where you expected two seconds.
 It serves :ref:`debugging-tools`.
+
+A timeout belongs to a group, a call or a store, and each layer waits with its own.
+It says how long somebody waited, and not who was missing.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -105,3 +110,16 @@ assert (default_s, subgroup_s) == (20, 1800)
 # -----------------------
 # The rank that reports "Timed out" is the one that waited. The one at fault reports nothing here.
 # For its name use ``monitored_barrier`` (:doc:`plot_42_monitored_barrier`) or the flight recorder (:doc:`plot_44_compare_flight_records`).
+#
+# Change it: predict, then run
+# ----------------------------
+# Give the two groups in ``long`` 0.1 s in place of 60.
+# Which limit ends ``work.wait(0.2 s)``?
+#
+# Expect: the group's, which is shorter, so an assertion fails.
+#
+# Say it aloud
+# ------------
+# "``init_process_group`` sets the timeout of the default group only; ``new_group`` and stores have their own.
+# A gloo group that timed out is broken, so I end the job and do not retry.
+# A short timeout finds a hang early, and a long one lets a slow checkpoint pass."

@@ -5,6 +5,11 @@ monitored_barrier names the rank that is missing
 A barrier that fails reports that some rank was missing.
 ``monitored_barrier`` reports which one: rank 0 waits for a message from one rank after the other, and names the first that does not come, or all of them.
 It serves :ref:`debugging-tools`.
+
+A plain barrier knows that somebody is missing; a monitored one has rank 0 ask each rank in turn.
+So the names are in rank 0's log, and rank 0 has to be there.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -72,3 +77,16 @@ assert "Ranks 1, 3 failed to pass monitoredBarrier in 700 ms" in endings[0].erro
 # ---------------------
 # Where the missing rank is: get its own stack (``py-spy``, ``faulthandler``).
 # And it works on gloo only. Beside an NCCL group, create a gloo group for it: ``dist.new_group(backend="gloo")``, on all ranks.
+#
+# Change it: predict, then run
+# ----------------------------
+# Let rank 0 miss the monitored barriers: ``in ((1, 3) if kind == "barrier" else (0, 3))``.
+# Who names whom?
+#
+# Expect: nobody; ranks 1 and 2 report that they were there, and the assertion fails.
+#
+# Say it aloud
+# ------------
+# "While I look for a hang, ``monitored_barrier`` stands where a step begins, and I read rank 0's log.
+# Beside NCCL it needs a gloo group.
+# It names the missing ranks, and costs a round through rank 0 in every step."

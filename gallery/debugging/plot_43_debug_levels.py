@@ -5,6 +5,11 @@ TORCH_DISTRIBUTED_DEBUG: what each level adds
 One variable makes torch check every collective before it runs.
 This lab runs the same two faults at each level, and shows what is new in the messages, what stays hidden, and what breaks.
 It serves :ref:`debugging-tools`.
+
+``DETAIL`` asks before every collective whether all ranks are there, and whether operation, shape and dtype agree.
+It compares calls, not what they mean.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -123,3 +128,16 @@ assert any("The server has started on port" in line for line in lines)
 # ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` for a run that fails early and costs little: every collective waits for every rank, so it is slow, and it hides faults of timing.
 # ``INFO`` when DDP complains about unused parameters.
 # ``TORCH_CPP_LOG_LEVEL=INFO`` when ranks do not find each other.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``another_size`` reduce ``torch.ones(4, dtype=torch.float64 if dist.get_rank() == 2 else None)``.
+# What does each level print?
+#
+# Expect: ``OFF`` and ``INFO`` the same as before, since gloo counts bytes; ``DETAIL`` names dtypes, and the assertion on shapes fails.
+#
+# Say it aloud
+# ------------
+# "``INFO`` adds names to DDP's errors; ``DETAIL`` checks each collective before it runs, so a mismatch raises on every rank.
+# Swapped collectives of one shape pass.
+# It buys the name of the fault with a barrier before every collective, which hides faults of timing."

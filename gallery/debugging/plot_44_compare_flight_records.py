@@ -5,6 +5,11 @@ Three flight records, one verdict
 A run hangs, nobody raises, and every rank is in some collective.
 Each rank's flight recorder has what the rank issued; side by side, the records name the first collective that is not the same on all ranks, and the line that issued it.
 It serves :ref:`debugging-tools`.
+
+A flight record lists what a rank issued; ranks match collectives by their place in that order.
+Look for the first place where the lists differ: what differs later follows from it.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -125,3 +130,16 @@ with tempfile.TemporaryDirectory() as folder:
 # Look first where the ranks diverge; which rank is wrong, only the program shows.
 # The record has no values, no reduction (sum or maximum) and no root rank, and gloo's has no send and receive.
 # A rank that was killed before it could write leaves no dump: the verdict names the missing ones.
+#
+# Change it: predict, then run
+# ----------------------------
+# Give ranks 1 and 2 the broken sample: ``if rank > 0 and step == 3``.
+# Which rank stands alone?
+#
+# Expect: rank 0, the healthy one, so the assertion fails.
+#
+# Say it aloud
+# ------------
+# "I look for the first collective that differs between the ranks' flight records.
+# That gives the place, the ranks and the lines, and not who is right.
+# The recorder costs some memory all the time, and saves me from having to make the hang happen again."

@@ -5,6 +5,11 @@ Where is each rank? Stacks from outside and from inside
 A hung rank prints nothing, but it is at some line of the program.
 There are three ways to see which: ``py-spy`` from outside, with no preparation; ``faulthandler`` on a signal, or after a time, set up beforehand.
 It serves :ref:`debugging-tools`.
+
+A hung rank is at a line, which can be read from outside, or by a handler that was set before.
+The rank that is in no collective is the one that the others wait for.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -131,3 +136,16 @@ for ending in endings:
 # ---------------------
 # Which of many collectives it is: two ranks in the same line may be a thousand steps apart.
 # The flight recorder counts them.
+#
+# Change it: predict, then run
+# ----------------------------
+# Let both ranks wait for the batch: ``while not Path(...)``.
+# What do the stacks show?
+#
+# Expect: both are in ``next_batch``, so the data is missing for all; the assertion fails.
+#
+# Say it aloud
+# ------------
+# "For a job that hangs now I use ``py-spy dump``, for one that I start ``faulthandler``.
+# I look for the rank that is in no collective.
+# py-spy needs no line in the program but the right to trace it; faulthandler needs the line."

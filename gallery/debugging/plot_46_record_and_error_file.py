@@ -5,6 +5,11 @@ The rank that failed first, as JSON
 ``torchrun`` ends with a table of failures, and in place of the reason it prints *To enable traceback see* a page.
 One decorator and one variable put the first rank's exception into a file that a script or a person can read.
 It serves :ref:`debugging-tools`.
+
+torchrun sees how a process ended; why, only the process knows.
+``@record`` carries the exception out in a file, so it works only for a process that lives to write it.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -105,3 +110,16 @@ folder.cleanup()
 # ---------------------
 # A rank that is killed, by the out-of-memory killer or by a crash in C++, writes no file: torchrun's table has its signal.
 # A rank that hangs raises nothing, until a timeout does.
+#
+# Change it: predict, then run
+# ----------------------------
+# Replace the ``raise`` by ``os.kill(os.getpid(), 9)``.
+# What does ``@record`` add now?
+#
+# Expect: nothing; both tables show exit code -9 and SIGKILL, and the assertion on the missing traceback fails.
+#
+# Say it aloud
+# ------------
+# "I put ``@record`` on ``main``, so that torchrun's table has the exception of the rank that failed first, and a file has it as JSON.
+# A rank that is killed writes no file, so for it I read the exit code.
+# It costs a line, and covers only what raises."

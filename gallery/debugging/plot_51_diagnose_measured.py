@@ -5,6 +5,8 @@ How often is the first answer right?
 ``ddplab diagnose`` ranks its answers, and most readers look at the first: how often is it the right one?
 This lab counts it on logs of failed jobs in public repositories, and then tries the tool on faults of our own.
 It serves :ref:`debugging-tools`.
+
+:Level: evidence, 15 minutes
 """
 
 # %%

@@ -5,6 +5,8 @@ Five failed jobs, and all that they printed
 What does a terminal show after a failure, and where in it is the reason?
 These are the logs that the page :ref:`diagnose-a-log` lets you try.
 It serves :ref:`debugging-tools`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

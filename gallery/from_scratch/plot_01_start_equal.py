@@ -5,6 +5,11 @@ Replicas that start equal
 Averaged gradients keep equal replicas equal; what makes them equal in the first place?
 Stage 1 of the class refuses replicas that differ, stage 2 makes them equal.
 It serves :ref:`from-scratch-equal-start`.
+
+Averaged gradients keep replicas as equal as they were, so something has to make them equal first.
+Keep in mind: a check needs an answer from every rank, or those that pass it wait for the one that does not.
+
+:Level: core, 8 minutes
 """
 
 # %%
@@ -81,3 +86,16 @@ record(before=gap(before), after=gap(after))
 # -----------------------
 # That there is nothing left to verify once you broadcast.
 # A broadcast needs tensors of equal shape on all ranks and does not check; the class at the end of the chapter verifies names, shapes and types, and copies the values.
+#
+# Change it: predict, then run
+# ----------------------------
+# Seed two of the three ranks alike: ``torch.manual_seed(dist.get_rank() // 2 if own_seed else 0)``.
+# Which ranks raise, and whom do they name?
+#
+# Expect: all three raise and name rank 2, the first that differs from rank 0; the broadcast of stage 2 then makes it equal as before.
+#
+# Say it aloud
+# ------------
+# "Replicas must start equal, so either every rank verifies what all hold, or rank 0 broadcasts.
+# Verifying finds a mistake and stops the job; broadcasting repairs it without a message.
+# DDP verifies shapes, which cannot be repaired, and broadcasts values, which costs one transfer of the model."

@@ -5,6 +5,11 @@ Average the gradients
 What turns three trainings into one?
 Stage 3 of the class adds the averaging, as a method that you call after ``backward()``: one all-reduce per parameter.
 It serves :ref:`from-scratch-average`.
+
+Data-parallel training is one more line: after the backward, each gradient becomes the mean over all ranks.
+Keep in mind: equal gradients in equal optimizers keep equal weights equal, bit for bit.
+
+:Level: core, 12 minutes
 """
 
 # %%
@@ -102,3 +107,16 @@ record("all-reduces", per_step=int(per_step))
 # -----------------------
 # That this is DDP.
 # If you forget the line, you train three models without an error; and there are as many messages as tensors, sent only when backward is over.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``train`` call ``model.sync_gradients()`` twice.
+# What happens to the gap, and what to the number of all-reduces?
+#
+# Expect: the gap stays zero, because the mean of equal numbers is that number, and the all-reduces double; the assertion on their number fails.
+#
+# Say it aloud
+# ------------
+# "After the backward I all-reduce every gradient and divide by the world size; then each rank takes the same step.
+# No weight is ever sent.
+# It is one line that is easy to read and easy to forget, and it sends a message per tensor while nothing else computes."

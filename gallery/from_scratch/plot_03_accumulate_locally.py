@@ -5,6 +5,11 @@ Accumulate locally
 A step over several micro-batches needs one averaged gradient; does each ``backward()`` have to communicate?
 Stage 4 of the class adds ``no_sync()``, which keeps gradients on the rank until the last micro-batch.
 It serves :ref:`from-scratch-accumulate`.
+
+The mean over ranks of a sum is the sum of the means, so a window of micro-batches needs one averaging, at its end.
+Keep in mind: within the window each rank has a gradient of its own.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -106,3 +111,16 @@ for where, sent in launch(how_many_are_sent, 2)[0].items():
 # -----------------------
 # That torch's ``no_sync`` works like this one.
 # Here it decides when ``sync_gradients()`` is called; in torch's DDP, and in the class from stage 7 on, it decides when the *forward* runs.
+#
+# Change it: predict, then run
+# ----------------------------
+# Let the last two micro-batches communicate: ``i + 2 < MICRO_BATCHES``.
+# After which micro-batch do the ranks agree, and is the final gradient another one?
+#
+# Expect: after the third, for twice as many all-reduces, and the final gradient is the same within rounding; the assertion on the counts fails.
+#
+# Say it aloud
+# ------------
+# "Averaging is linear, so I may add up micro-batches locally and average once.
+# The gradient is the same but for rounding.
+# It saves all but one round of messages per step, and it costs an update: the batch is larger, and the learning rate may have to follow."

@@ -5,6 +5,11 @@ Hooks and overlap
 Does the network have to wait for the last gradient?
 Stage 6 of the class launches a bucket from a hook, as soon as its last gradient is ready; this lab takes time stamps of what happens.
 It serves :ref:`from-scratch-overlap`.
+
+A hook on each parameter counts its bucket down, and the last gradient of a bucket launches it while the backward goes on.
+Keep in mind: launching is asynchronous, waiting comes once, at the end.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -143,3 +148,16 @@ record(silent_gap=gap([first, second]))
 # -----------------------
 # That overlap reduces the total work.
 # On CPU ranks the transfer needs the cores that compute, so the last gradient may come later than without overlap.
+#
+# Change it: predict, then run
+# ----------------------------
+# Give ``overlap.DDP`` ``bucket_cap_mb=8``, two gradients per bucket.
+# How many all-reduces does it launch, and after which gradient the first?
+#
+# Expect: three, the first with the second gradient; the assertion that it leaves before the second one is ready fails.
+#
+# Say it aloud
+# ------------
+# "Autograd calls my hook when a gradient is ready; when a bucket is complete I start its all-reduce and go on, and at the end of the backward I wait for all of them.
+# So communication hides behind computation.
+# Small buckets hide more and cost more messages, and a gradient that never comes now needs a rule."

@@ -5,6 +5,11 @@ Buffers and unused parameters
 What is still missing, now that gradients are averaged during backward?
 Stage 7 copies buffers and lets the forward decide what is synchronized; stage 8 handles parameters that a step leaves out.
 It serves :ref:`from-scratch-buffers` and :ref:`from-scratch-unused`.
+
+A wrapper has to deal with what has no gradient: buffers, and parameters that a step leaves out.
+Keep in mind: whatever a rank does about them, all ranks have to make the same calls.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -128,3 +133,16 @@ launch(like_torch, 2)
 # What this does not mean
 # -----------------------
 # That ``find_unused_parameters=True`` is a safe default: it costs a collective in each step, and a branch that you forgot to use stays untrained without an error.
+#
+# Change it: predict, then run
+# ----------------------------
+# Let both ranks use head a: ``[self.a, self.a]`` in ``ThreeHeads.forward``.
+# What does each wrapper leave in the gradient of head b?
+#
+# Expect: None, in ours as in torch's, because no rank used it; before, it was half of rank 1's gradient. The error of the stage without the flag now names head b on both ranks.
+#
+# Say it aloud
+# ------------
+# "Buffers are copied from rank 0 before a forward, and the forward also decides whether this step synchronizes.
+# For unused parameters the class sends zeros and asks all ranks in one more all-reduce which parameters anybody used.
+# That makes branches possible, and it costs a collective per step and hides a branch that you forgot."

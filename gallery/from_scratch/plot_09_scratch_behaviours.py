@@ -6,6 +6,8 @@ Equal gradients in a clean loop are half of the claim.
 The other half is what a wrapper does when a loop is not clean: an unused parameter, a second backward, an exception, a copy.
 PyTorch's own tests show which cases matter; this lab runs them with torch's class and with ``ddplab.scratch.DDP``, and prints what each does.
 It serves :ref:`from-scratch-behaviours`.
+
+:Level: evidence, 12 minutes
 """
 
 # %%

@@ -7,6 +7,11 @@ You wrote ``sync_gradients``, and it runs. Is it right, and if not, which idea b
 This lab submits three attempts at the first exercise.
 
 It serves :ref:`from-scratch-exercises`.
+
+A grader checks what every rank holds against the one right answer, and each mistake leaves its own wrong number.
+Keep in mind: a program that runs on two ranks has shown nothing about three.
+
+:Level: core, 8 minutes
 """
 
 # %%
@@ -93,3 +98,16 @@ assert code == 0
 # -----------------------
 # That a file that passes is fast.
 # The checks look at numbers, at calls and at their order, on small models and two or three ranks; no check measures time.
+#
+# Change it: predict, then run
+# ----------------------------
+# In the third attempt divide by two: ``p.grad /= 2``.
+# Which check is the first to fail?
+#
+# Expect: that on three ranks, whose message says that the world size is written into the code; the check on two ranks passes, and the assertion on the exit code fails.
+#
+# Say it aloud
+# ------------
+# "I test a collective routine on two and on three ranks, with other data on each, and with a parameter that one rank did not use.
+# A wrong result names its cause: the sum, half of the mean, one rank's own gradient.
+# Stopping at the first failed check gives one clear message, and says nothing about the checks after it."

@@ -5,6 +5,11 @@ One training run, line by line
 You have written the training loop many times: which of its lines communicate with other ranks, and which take the time?
 A small transformer trains on two ranks, every line of its step has a name, and a profiler notes when each begins and ends.
 It serves :ref:`from-scratch-training-run`.
+
+Of all lines of a training step only the backward, and a forward with buffers, talk to other ranks.
+Keep in mind: zeroing, clipping, stepping and logging are local.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -144,3 +149,16 @@ ax.set_title("All-reduces begin inside backward, and no line after it has one")
 # -----------------------
 # That your step has these shares: they belong to this model and this machine.
 # Nor that ``data`` is free: here the samples are in memory and need no decoding.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``bucket_cap_mb=25``.
+# How many all-reduces does the backward launch, and what can they overlap with?
+#
+# Expect: one, and with nothing: the whole model fits into one bucket, which leaves when the last gradient is ready.
+#
+# Say it aloud
+# ------------
+# "I name every line of the step in the profiler and look where the collectives were launched: inside the backward, plus a broadcast of buffers in the forward.
+# Clip and step come after, on the same averaged gradient.
+# Naming and waiting for each line makes the step readable, and on a GPU it makes it slower, so I do not leave it in."

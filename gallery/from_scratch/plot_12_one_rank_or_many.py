@@ -5,6 +5,11 @@ One rank or many, the same run
 If one rank, two or four share the same 32 samples per step, do they train the same model?
 This lab trains one epoch each way, in single and in double precision, and measures how far apart the runs are.
 It serves :ref:`from-scratch-training-run`.
+
+What is trained follows from the global batch, the learning rate and the order of the samples; how many ranks share the batch does not matter.
+Keep in mind: with the batch per rank fixed, more ranks are another experiment.
+
+:Level: core, 12 minutes
 """
 
 # %%
@@ -122,3 +127,16 @@ below.set_title("What is left between them is rounding")
 # -----------------------
 # That four ranks are four times as fast: nothing is timed here, and ranks on one machine compete for its cores.
 # Nor that more samples per step are worse: they need a different learning rate.
+#
+# Change it: predict, then run
+# ----------------------------
+# Scale the learning rate with the global batch: ``lr=0.1 * per_rank * ranks / 32``.
+# Which rows of the table change?
+#
+# Expect: only *4 × 32*, whose loss after a quarter of the steps comes much closer to that of the others, and whose weights are farther from theirs than before.
+#
+# Say it aloud
+# ------------
+# "One rank with 32 samples and four with 8 train the same model, up to rounding.
+# If I keep 32 per rank instead, four ranks make a batch of 128 and a quarter of the steps.
+# The first choice keeps the result and gives each rank little to do; the second keeps the ranks busy and has to find its learning rate anew."

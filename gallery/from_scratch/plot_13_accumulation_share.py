@@ -5,6 +5,11 @@ What accumulation does to communication
 If you accumulate over several micro-batches before you synchronize, which part of the step shrinks, and by how much?
 The lab counts the all-reduces of a step exactly, and measures how long a step waits for them over a link that is slow on purpose.
 It serves :ref:`from-scratch-training-run`.
+
+Accumulation sends the same bytes per step and computes more samples in it.
+Keep in mind: per step the communication stays, per sample it shrinks.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -123,3 +128,16 @@ ax.set_title("The same waiting is shared by more samples")
 # -----------------------
 # That accumulation makes an update cheaper: each covers :math:`k` times the samples, which is a different batch size that needs a different learning rate.
 # Nor that your job has these shares: the link is chosen slow enough to matter.
+#
+# Change it: predict, then run
+# ----------------------------
+# Make the link slower to answer: ``LATENCY_S, BYTES_PER_S = 22e-3, 25e6``.
+# By how many times the additional latency does the waiting grow, and does that depend on k?
+#
+# Expect: by five to six, nearly one per bucket, because this link carries one message after the other, and about as much for every k.
+#
+# Say it aloud
+# ------------
+# "With k micro-batches per step I send one k-th of the messages per sample, and the waiting per step stays what it was.
+# So the share of waiting falls.
+# The step trains on a batch k times as large, with fewer updates per epoch, and only its last micro-batch can overlap with communication."

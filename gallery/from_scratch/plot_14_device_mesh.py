@@ -6,6 +6,11 @@ Once a rank has two roles (which replica, which position in it), what keeps trac
 A mesh does: it arranges the ranks along named axes, and each axis has a process group.
 This lab uses a small cached mesh, ``ddplab.labs.mesh``, and shows what goes wrong without it.
 It serves :ref:`from-scratch-mesh`.
+
+A mesh arranges the ranks in a grid with named axes, and each row along an axis is a process group.
+Keep in mind: all ranks make all groups, in the same order, and each then uses the one that it is in.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -147,3 +152,16 @@ for how in ("only its members make it", "every rank makes both", "use_local_sync
 # What this does not mean
 # -----------------------
 # That plain DDP needs a mesh: over all ranks of a job, the default group is enough.
+#
+# Change it: predict, then run
+# ----------------------------
+# Pass the other axis to DDP: ``"process_group": mesh.group("replica")``.
+# Which gradient does each of the four ranks get in that row?
+#
+# Expect: 1, 2, 1, 2: ranks 0 and 2 average with each other, and so do 1 and 3; the assertion that expects the pairs of the other axis fails.
+#
+# Say it aloud
+# ------------
+# "A mesh names the roles of a rank, and I ask for the group of an axis instead of computing peers.
+# DDP averages over the group that it gets.
+# Groups are not free: each holds sockets and threads until the end, so I make a mesh once and keep it."

@@ -4,12 +4,16 @@ The host runs ahead
 
 How far ahead of the GPU does the host run, and which calls make it wait?
 It serves :ref:`gpu-host-ahead`.
+
+A call to the GPU puts work into a queue and returns; it waits where the host needs a value or the queue is full.
+Think of a printer: you see how fast you send pages, not how fast they are printed.
+
+:Level: core, 15 minutes
 """
 
 # %%
 # What it will show
 # -----------------
-# The host hands kernels to a queue and goes on; the GPU works the queue off.
 # First, three timers around the same products of matrices: one that stops when the calls return, one that waits for the GPU, and CUDA events.
 # Then a list of calls, each made while the GPU has work for some 20 ms: a call that returns at once only queued something, one that takes as long as the work has waited for it.
 # Read it as a list of what not to put into a training step.
@@ -143,3 +147,9 @@ record(waits=len(waits), of=len(shares))
 # -----------------------
 # That a call that waits is wrong: reading the loss every hundredth step costs little.
 # A call that waits in every step takes from the host the time that it needs to stay ahead.
+#
+# Say it aloud
+# ------------
+# "The host queues kernels and runs ahead, so a timer without synchronization measures launches and not the work.
+# A call that needs a value on the host, such as ``.item()``, waits until the GPU is there.
+# Reading the loss in every step shows a fault early, and costs the host its lead."

@@ -4,6 +4,11 @@ Where GPU memory goes
 
 What fills a GPU's memory through one DDP step, and what does the allocator hold beyond it?
 It serves :ref:`gpu-memory`.
+
+torch's allocator takes segments from the driver, hands out parts of them, and keeps them when tensors are freed.
+Keep the order in mind: allocated is at most reserved, and reserved is less than what the driver counts.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -182,3 +187,9 @@ record(ledger=ledger[False], ledger_views=ledger[True])
 # -----------------------
 # That what is reserved is lost: torch uses it for its next tensors, and only other programs cannot.
 # *Outside* belongs to all processes on the GPU; where other jobs run, it counts theirs, too.
+#
+# Say it aloud
+# ------------
+# "Between steps a rank with Adam holds parameters once, moments twice, gradients once and buckets once; with views, gradients and buckets are one.
+# What the driver shows beyond that is cached segments, the context and NCCL's buffers.
+# Caching saves slow calls to the driver, and pays with memory that is reserved and in pieces."

@@ -4,6 +4,11 @@ What DDP costs with nobody to talk to
 
 What does DDP add to a step when there is one rank, and so nothing to average?
 It serves :ref:`gpu-sm`.
+
+Even alone, DDP runs a hook for each parameter, and without views it copies each gradient into a bucket and back.
+A step takes as long as the slower of two: the host that launches and the GPU that computes.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -130,3 +135,9 @@ for name in SHAPES:
 # What this does not mean
 # -----------------------
 # That DDP costs so much on several GPUs: there the all-reduce comes on top, and what of it hides behind the backward.
+#
+# Say it aloud
+# ------------
+# "With one rank DDP averages nothing, but its hooks run, and without views every gradient is copied into its bucket and back.
+# With many small layers the host pays for that; beside large kernels it hardly shows.
+# Views save the copies, and the next backward then overwrites a gradient that you kept."

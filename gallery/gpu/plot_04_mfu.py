@@ -4,6 +4,11 @@ Which MFU is yours
 
 What share of the card's arithmetic does a training step use, and does the number format change it?
 It serves :ref:`gpu-mfu`.
+
+MFU is the rate of the FLOPs that the model needs, divided by the rate that the card reaches.
+Only the model's own FLOPs count: work that is repeated or wasted takes time and adds none.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -130,3 +135,9 @@ record("TFLOP/s", **{f"peak_{name.lower()}": alone[name][2] for name in FORMATS}
 # -----------------------
 # That the MFU compares clusters: it depends on the model, the batch and how FLOPs are counted.
 # Recomputed activations are not counted here, and attention is counted without its mask.
+#
+# Say it aloud
+# ------------
+# "MFU divides the model's FLOPs per second by the card's peak, so it says how much of the arithmetic serves the model.
+# A faster format raises the peak more than the step, so training gets faster while the MFU falls.
+# I choose by tokens per second: a faster format buys those, and pays with precision."

@@ -4,6 +4,11 @@ Read a CUDA trace
 
 When did the host launch each kernel, when did it run, on which stream, and where was the GPU idle?
 It serves :ref:`gpu-profile`.
+
+Each kernel has two moments: its launch on the host and its start on a stream.
+One that starts long after its launch has waited for the GPU; for one that starts at once, the GPU has waited.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -168,3 +173,9 @@ record(kernels=len(kernels) / STEPS, streams=len(streams))
 # -----------------------
 # That this step takes so long without a profiler: recording costs the host some microseconds per launch.
 # Each step ends with a synchronization here, which a training loop should not have.
+#
+# Say it aloud
+# ------------
+# "I compare each launch with the start of its kernel.
+# If they are far apart, the host is ahead and the GPU sets the pace; if they are close and the GPU has gaps, the host does.
+# A trace shows this kernel by kernel, and slows the host while it records."

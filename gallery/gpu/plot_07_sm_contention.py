@@ -4,6 +4,11 @@ Who gets the SMs
 
 How much slower does a backward get while communication occupies some of the GPU's SMs?
 It serves :ref:`gpu-sm`.
+
+A collective is a kernel: its blocks occupy SMs, and its bytes use the memory bandwidth of the kernels beside it.
+Overlap is free only as far as the two need different things.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -155,3 +160,9 @@ record(enough=enough, sms=sms)
 # What this does not mean
 # -----------------------
 # That NCCL needs so many blocks: between GPUs the link and not the copy sets the rate.
+#
+# Say it aloud
+# ------------
+# "An all-reduce that overlaps with the backward takes SMs and memory bandwidth from it.
+# So communication that is hidden still makes the backward longer.
+# More blocks move the bytes faster until the link is full; fewer leave more of the GPU to the backward."

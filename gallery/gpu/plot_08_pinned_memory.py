@@ -4,6 +4,11 @@ Pinned memory, and a copy that hides
 
 How fast does a batch reach the GPU, what of that hides behind computing, and what goes wrong when nobody waits?
 It serves :ref:`gpu-input`.
+
+The copy engine reads memory that cannot move; from pageable memory the bytes first go through a pinned buffer.
+With ``non_blocking=True`` nobody may touch source or target until the stream has passed the copy.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -195,6 +200,14 @@ record(overwritten=wrong["overwritten"], too_early=wrong["read too early"])
 # ----------------------------
 # Leave out ``record_stream``. Are the results wrong every time, sometimes, or never in these few batches?
 #
+# Expect: no promise; the allocator may reuse a batch's memory while kernels still read it (``record_stream`` in ``torch/_tensor_docs.py``, torch 2.13.0; read, not run).
+#
 # What this does not mean
 # -----------------------
 # That every DataLoader should pin: pinning itself costs the host a copy, and pinned memory cannot be swapped out.
+#
+# Say it aloud
+# ------------
+# "Pinned memory makes the copy faster and lets the call return, but in the same stream the copy still takes its turn between kernels.
+# To hide it I fetch the next batch on a side stream.
+# That hides the copy, and pays with locked host memory and two races to get right."

@@ -4,6 +4,11 @@ What NCCL leaves behind
 
 When a job under NCCL fails, which ranks see an error, and what is in the logs and dumps that are left?
 It serves :ref:`gpu-watchdog`.
+
+Under NCCL a collective runs on the GPU, so a peer that is missing raises nothing on the host; a watchdog thread finds the timeout.
+The rank that it ends is one that waited: the cause is what another rank did not issue.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -184,3 +189,9 @@ record(cases=len(heard), all_raised=len(raised))
 # What this does not mean
 # -----------------------
 # That the rank whose process ends first is at fault: it is the one that waited.
+#
+# Say it aloud
+# ------------
+# "When a rank stays away, NCCL's kernel waits until the watchdog ends the process, and each rank leaves a flight dump.
+# Comparing the dumps names the rank that did not come.
+# Blocking wait raises in the program instead, which gives a traceback and makes the host wait at each collective."

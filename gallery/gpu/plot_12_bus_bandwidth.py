@@ -4,13 +4,18 @@ Bus bandwidth against size
 
 How fast are this machine's memory, its PCIe and its links, and from which message size on?
 It serves :ref:`setup-networks`.
+
+A transfer takes a latency, whatever its size, and a time per byte; below some size the first rules, above it the second.
+Bus bandwidth converts an all-reduce into what each link carries, so that it can be compared with the link.
+
+:Level: deep, 15 minutes
 """
 
 # %%
 # What it will show
 # -----------------
 # For sizes from a few KiB on: the rate of a copy within the GPU, to it and from it, and an all-reduce of two ranks over gloo with CUDA tensors, which passes through the host.
-# Small messages are limited by latency, large ones by the rate; the size at which half of the highest rate is reached divides the two.
+# The size at which half of the highest rate is reached divides latency from rate.
 # On several GPUs: NCCL's all-reduce with its bus bandwidth, a fit of latency and rate, ring and tree, the protocols, with and without P2P, and a step of DDP at four bucket sizes.
 
 import torch
@@ -158,3 +163,9 @@ record("GB/s", **{keys.get(name, "nccl"): max(row) for name, row in rates.items(
 # -----------------------
 # That a bus bandwidth is what a job sends: it is the rate that the links of a ring would have needed (nccl-tests, ``doc/PERFORMANCE.md``).
 # Two ranks over gloo share one GPU here where there is only one.
+#
+# Say it aloud
+# ------------
+# "Small messages pay latency and large ones pay bytes; the size at half of the highest rate says which of them a bucket pays.
+# Bus bandwidth multiplies bytes per second by 2(p − 1)/p, so I can compare it with the link.
+# Larger buckets use the link better, and leave later."

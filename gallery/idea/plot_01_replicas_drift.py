@@ -5,6 +5,11 @@ Replicas drift
 What keeps copies of a model equal when each trains on its own data?
 Four ranks start with equal weights and train, once by themselves and once with averaged gradients.
 It serves :ref:`idea-split` and :ref:`idea-replicated`.
+
+A replica is a function of where it started and of every gradient that was applied to it since.
+Keep in mind: equal start and equal gradients give equal weights; whatever breaks one of the two is never repaired.
+
+:Level: core, 12 minutes
 """
 
 # %%
@@ -116,3 +121,15 @@ right.set_title("One weight takes four paths")
 # What this does not mean
 # -----------------------
 # That this loop is as fast as DDP: it sends one message per parameter tensor, and only once backward is over.
+#
+# Change it: predict, then run
+# ----------------------------
+# Replace ``torch.manual_seed(0)`` by ``torch.manual_seed(rank)``, so that each rank starts with weights of its own.
+# What does the gap of *own shard, averaged* do over the steps: close, stay, or grow?
+#
+# Expect: it stays what it was at the start, because averaged gradients move all replicas alike and pull none of them together; the assertion on the first gap fails after the table.
+#
+# Say it aloud
+# ------------
+# "Replicas stay equal because they start equal and apply the same averaged gradient; nobody ever sends a weight.
+# That is cheap, one all-reduce of the gradients per step, and nothing checks it: a replica that once differs stays different."

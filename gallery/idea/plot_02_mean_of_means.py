@@ -5,6 +5,11 @@ The mean of means
 When is data-parallel training the same as training with one big batch?
 DDP averages the gradients that ranks compute on their shards; this lab compares that mean with the gradient of the whole batch, computed in one process with the same weights.
 It serves :ref:`idea-equality`.
+
+DDP computes the mean of the ranks' gradients, so it trains the mean of the ranks' losses.
+Keep in mind: that is the big batch's loss if each rank's loss is a mean, over equally many samples, each of which is computed without looking at the others.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -147,3 +152,16 @@ for name, differ in (("equal", False), ("different", True)):
 # -----------------------
 # That a different gradient is wrong: it is the gradient of a different loss.
 # Know which one you train.
+#
+# Change it: predict, then run
+# ----------------------------
+# In the case *BatchNorm, training* put ``nn.LayerNorm(16)`` in place of ``nn.BatchNorm1d(16)``.
+# Is the gradient still another one?
+#
+# Expect: no, it equals the big batch's within rounding, because LayerNorm looks at one sample at a time; the list of cases that the lab expects no longer fits, and its assertion fails.
+#
+# Say it aloud
+# ------------
+# "The mean of the ranks' gradients is the gradient of the big batch as long as the loss is a mean over equal shards and no sample's value depends on the others.
+# BatchNorm and sums break that, and unequal shards break it, too.
+# You can correct a sum or a shard with a factor; statistics over all ranks cost communication in the forward."

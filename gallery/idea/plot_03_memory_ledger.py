@@ -5,6 +5,11 @@ The memory ledger
 How many bytes does training need on one rank, before a single activation is stored?
 This lab predicts them from the number of parameters, lets the ranks train, and adds up what they really hold.
 It serves :ref:`idea-memory`.
+
+Training keeps several numbers for each parameter: itself, its gradient, what the optimizer remembers, and under DDP its place in a bucket.
+Keep in mind: every rank pays all of it, whatever the number of ranks.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -148,3 +153,16 @@ ax.set_title("DDP adds one number per parameter, and views save it", pad=10)
 # What this does not mean
 # -----------------------
 # That a rank needs no more than this: activations, temporary tensors of the optimizer, and what the allocator and the communication library keep come on top.
+#
+# Change it: predict, then run
+# ----------------------------
+# Pass ``bucket_cap_mb=1`` to ``DistributedDataParallel``.
+# Which column of the first table changes?
+#
+# Expect: none; a smaller cap cuts the same bytes into more buckets, and every prediction still holds to the byte.
+#
+# Say it aloud
+# ------------
+# "Per float32 parameter Adam holds four numbers, and DDP a fifth, because a bucket is a second copy of the gradient.
+# With gradient_as_bucket_view the gradient lies in the bucket and the fifth is gone.
+# In return the gradient is a view, which must not be detached in place."

@@ -7,6 +7,11 @@ Every lab defines a ``worker`` and calls ``launch(worker, nproc)``.
 A reader's own program is started by ``torchrun``.
 This lab does both, compares the results, and measures what each start costs.
 It serves :ref:`internals-torchrun`.
+
+A launcher starts processes and sets variables; all that makes them one training happens in the program.
+Keep in mind: the number of ranks is decided outside, and the program asks for it.
+
+:Level: core, 10 minutes
 """
 
 import statistics
@@ -113,3 +118,16 @@ ax.set_title("A warm launch starts two ranks sooner than torchrun")
 # -----------------------
 # ``launch`` is not a better torchrun.
 # It runs on one machine, for a page or a test, and restarts nothing; a job that matters runs under torchrun or Slurm.
+#
+# Change it: predict, then run
+# ----------------------------
+# Launch three ranks instead of two in ``weights = launch(worker, 2, env=ON_CPU)``.
+# How many losses does it print, and how many sums of weights?
+#
+# Expect: three losses and one sum, which is not that of two ranks, because a third rank's gradient is in the mean; the comparison with torchrun, which still starts two, then fails.
+#
+# Say it aloud
+# ------------
+# "torchrun starts one fresh process per rank and sets RANK, WORLD_SIZE and where to meet; the program joins the group from these.
+# The labs fork their ranks from a process that has torch loaded.
+# That starts sooner, and pays with one machine, no restarts, and a parent whose state the ranks inherit."

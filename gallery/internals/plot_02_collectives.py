@@ -5,6 +5,11 @@ Four collectives, before and after
 What does a collective leave on each rank, and which two of them make an all-reduce?
 This lab runs broadcast, all-reduce, reduce-scatter and all-gather on four ranks, and draws what each rank holds before and after.
 It serves :ref:`internals-collectives`.
+
+A collective is a contract on what every rank holds before and after; the path of the data is not part of it.
+Keep in mind: an all-reduce is a reduce-scatter followed by an all-gather.
+
+:Level: core, 8 minutes
 """
 
 # %%
@@ -113,3 +118,16 @@ print("all-reduce == all-gather(reduce-scatter) on every rank")
 # -----------------------
 # The drawing shows what a collective computes, not how the data travels.
 # A ring, a tree or a switch can reach the same result; :doc:`plot_03_ring_allreduce` builds the ring.
+#
+# Change it: predict, then run
+# ----------------------------
+# Pass ``dist.ReduceOp.MAX`` as the second argument of ``dist.all_reduce(summed)``.
+# Which four numbers does every rank hold?
+#
+# Expect: those of rank 3, which are the largest in each place; the reduce-scatter still adds, so the last assertion fails.
+#
+# Say it aloud
+# ------------
+# "Broadcast copies one rank's data, all-reduce leaves the sum everywhere, reduce-scatter leaves each rank one finished piece, all-gather collects the pieces.
+# DDP uses the all-reduce, so that every rank can update all of its parameters.
+# Sharded training stops after the reduce-scatter: it holds less, and has to gather parameters again before it can compute."

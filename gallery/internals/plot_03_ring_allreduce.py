@@ -5,6 +5,11 @@ A ring all-reduce, built from send and receive
 How can every rank end with the sum of all, while no rank and no link carries more than its share?
 This lab builds the ring in twenty lines, draws every step of a run, counts the bytes, and compares the result with ``dist.all_reduce``.
 It serves :ref:`internals-collectives`, and follows :doc:`plot_02_collectives`.
+
+A ring cuts the tensor into one chunk per rank and passes one chunk per step, first adding, then copying.
+Keep in mind: the bytes that a rank sends stay below twice the tensor, and the number of steps grows with the ranks.
+
+:Level: core, 20 minutes
 """
 
 # %%
@@ -176,3 +181,16 @@ right.set_title("Model: 64 ranks, 10 µs, 200 Gbit/s")
 # -----------------------
 # The libraries' rings are better than this one: they cut chunks into slices that flow in a pipeline, and NCCL chooses between ring, tree and switch by size and topology.
 # The right panel is a model with assumed constants, not a measurement of a machine.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``ELEMENTS = 1_200_001``.
+# On which numbers of ranks do all ranks still send equally many bytes?
+#
+# Expect: on two, where each rank sends both chunks once; on three the chunks differ by one element, the ranks send different ones twice, and the assertion that they send the same fails.
+#
+# Say it aloud
+# ------------
+# "In a ring every rank sends one chunk per step to its neighbor: p minus one steps to add up, p minus one to hand out.
+# Each rank sends less than twice its tensor however many ranks there are, so the ring is good for large tensors.
+# The price is latency: the steps grow with the ranks, and for small tensors a tree is faster."

@@ -5,6 +5,11 @@ What the constructor does
 What has happened when ``DistributedDataParallel(model)`` returns, and what has it not looked at?
 This lab reads the model on every rank before and after, lists the collectives, and gives it models that differ.
 It serves :ref:`internals-constructor`.
+
+The constructor is the one moment at which DDP looks at the model: it compares shapes, then copies rank 0's state to all ranks.
+Keep in mind: what is registered with the module is copied, once; everything else is yours.
+
+:Level: core, 15 minutes
 """
 
 import re
@@ -132,3 +137,16 @@ assert launch(differ_in_a_buffer, 2) == [[0, 1, 2, 3, 4, 5]] * 2
 # -----------------------
 # Equal state at the start does not guarantee equal state later.
 # After the constructor DDP never compares parameters again: a rank that changes a weight by hand stays different.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``copy_state`` pass ``init_sync=False`` to ``DistributedDataParallel``.
+# What stands in the column *after*, row by row?
+#
+# Expect: each row keeps what rank 1 brought, parameters and buffers included; the assertion that only two rows are its own fails.
+#
+# Say it aloud
+# ------------
+# "The constructor compares the parameters' shapes over the ranks, then broadcasts rank 0's parameters and buffers, and never looks at them again.
+# So seeds may differ before it, and must not matter after it.
+# Skipping that copy starts a job sooner, and leaves it to you that all ranks hold the same weights."

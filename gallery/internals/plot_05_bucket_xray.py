@@ -5,6 +5,11 @@ Buckets under the X-ray
 Which gradients travel together, and can you predict that before you run?
 This lab predicts DDP's buckets from the sizes of the parameters, and then reads them back.
 It serves :ref:`internals-buckets` and :ref:`internals-rebuild`.
+
+A bucket is a list of gradients that travel in one all-reduce; it closes when it has reached its cap.
+Keep in mind: sizes and order decide everything, so the buckets can be computed before the run.
+
+:Level: core, 20 minutes
 """
 
 import torch
@@ -158,3 +163,16 @@ assert log["rebuilt_bucket_sizes"] == ", ".join(map(str, in_each))
 # -----------------------
 # ``bucket_cap_mb`` is not an upper bound: a tensor is never split, so an embedding of 200 MiB travels whole.
 # Nor is one bucket per layer a goal; which cap is fastest depends on the link.
+#
+# Change it: predict, then run
+# ----------------------------
+# In the loop over caps replace the 4 by 25, which is the default of ``bucket_cap_mb``.
+# Are the buckets those of the row *default*?
+#
+# Expect: no, every model then has one bucket, where the default makes two; an explicit cap also counts for the first bucket, which by default closes at 1 MiB.
+#
+# Say it aloud
+# ------------
+# "Buckets are filled in the order in which gradients become ready, and a bucket closes as soon as it has reached its cap.
+# A tensor is never split, so a large embedding travels whole.
+# Small buckets leave early and pay a latency each; large ones pay it once, and leave late."

@@ -19,9 +19,7 @@ Gradients come out of the backward one by one, last layer first, and go into the
 A full van drives off at once, while the house is still being emptied.
 Vans leave in order, even if a later one is full first.
 
-Runnable starter
-----------------
-Change ``bucket_cap_mb`` or the layers, predict the output, and run it again.
+:Level: core, 12 minutes
 """
 
 import torch
@@ -106,11 +104,19 @@ record(unit="buckets", rebuilt=launches[1][0])
 # * ``ready`` sees the local gradient; the mean is there only when the backward returns.
 # * Nothing waits for a peer here until the end, so this log cannot show how far a fast rank is ahead of a slow one.
 #
+# Change it: predict, then run
+# ----------------------------
+# Set ``bucket_cap_mb=1``.
+# How many buckets does iteration 1 launch, and how many of them before the last gradient is ready?
+#
+# Expect: one per layer, all but the last of them before the last gradient; iteration 0 is unchanged, and the assertion on the counts fails.
+#
 # Say it aloud
 # ------------
 # "DDP packs gradients into buckets, in the order in which the backward produces them, and starts one asynchronous all-reduce per bucket as soon as the bucket is complete and its turn has come.
 # So communication overlaps with the rest of the backward, and small tensors share one latency.
-# The first iteration is different: the order is not known yet, so one bucket holds everything, and the buckets are rebuilt before the second forward."
+# The first iteration is different: the order is not known yet, so one bucket holds everything, and the buckets are rebuilt before the second forward.
+# How large a bucket may be is a choice: small ones leave early, large ones pay the latency less often."
 #
 # Intuition notes
 # ---------------

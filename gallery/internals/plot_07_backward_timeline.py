@@ -5,6 +5,11 @@ A backward pass, as a timeline
 When does each gradient become ready, when does its bucket start to travel, and when has it arrived?
 This lab takes a time stamp of all three on every rank, for the first iteration and for a warm one, and draws them.
 It serves :ref:`internals-backward`.
+
+Overlap means that the first buckets travel while the backward still computes the other gradients.
+Keep in mind: only what ends after the last gradient costs time, and that is called exposed.
+
+:Level: deep, 20 minutes
 """
 
 import statistics
@@ -156,3 +161,16 @@ print(f"{with_ms:.1f} ms with stamps, {without_ms:.1f} ms without")
 # Overlap does not make communication free.
 # On CPU ranks it uses the cores that compute, so a gradient can become ready later than it would without communication.
 # The bars show when a bucket was launched and done, not when its bytes were on the wire.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``bucket_cap_mb=16``, four gradients per bucket.
+# How many buckets does the warm iteration have, and after which gradient does the first one leave?
+#
+# Expect: two, and the first leaves with the fourth gradient, so its launch comes much later in the table; the assertion that each layer has a bucket of its own fails.
+#
+# Say it aloud
+# ------------
+# "A bucket leaves as soon as its last gradient is ready, so most of the communication runs beside the backward.
+# What counts is the exposed rest: at least the last bucket, which is full only when computing is over.
+# Smaller buckets make that rest shorter and add messages, and on a CPU the transfer also takes cores from the backward."

@@ -5,6 +5,11 @@ When gradients synchronize
 Which line of a training step makes the ranks agree: the forward, the backward or ``optimizer.step()``?
 This lab stops after each of them, compares gradients and parameters between three ranks, and lists the collectives that were issued on the way.
 It serves :ref:`internals-sync-point`.
+
+Ranks agree in one place of a step, the backward; forward and optimizer are local.
+Keep in mind: DDP makes gradients equal, and equal gradients keep weights equal only if every rank applies them in the same way.
+
+:Level: core, 12 minutes
 """
 
 # %%
@@ -151,3 +156,16 @@ bottom.set_xlabel("training step")
 # -----------------------
 # That replicas stay equal whatever you do after backward: DDP never compares parameters again.
 # If anything makes ``step`` differ between ranks (a clipping threshold, a learning rate, optimizer state restored on one rank), they drift without an error.
+#
+# Change it: predict, then run
+# ----------------------------
+# Give each rank a learning rate of its own: ``lr=0.05 * (1 + dist.get_rank())``.
+# Which of the two gaps is still zero after the backward?
+#
+# Expect: that of the gradients, in every step; the parameters differ and nothing is raised, until the lab's assertion on the parameters fails.
+#
+# Say it aloud
+# ------------
+# "The all-reduce is inside backward, and when backward returns the gradients are the mean of all ranks.
+# The step sends nothing, it repeats the same arithmetic on every rank.
+# That saves a message per step, and it means that a learning rate or a state that differs on one rank is never noticed."

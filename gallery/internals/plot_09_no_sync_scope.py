@@ -6,6 +6,11 @@ Which calls must ``model.no_sync()`` enclose to skip the all-reduce of a micro-b
 Much published code puts only ``backward()`` inside it.
 This lab tries every scope, and counts what is communicated.
 It serves :ref:`internals-no-sync`.
+
+``no_sync`` sets a flag, and the forward reads it: it decides whether the backward that follows will communicate.
+Keep in mind: the context has to be open when the forward runs.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -145,3 +150,16 @@ record("all-reduces", right_scope=issued_by["forward and backward"])
 # What this does not mean
 # -----------------------
 # That ``no_sync`` around the forward alone is enough: enclose both, as the documentation asks, which works whichever of the two reads the flag in the version you run.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``MICRO = 8``.
+# Which of the four counts of all-reduces per step change?
+#
+# Expect: the two that communicate in every micro-batch double; the right scope stays at one all-reduce per bucket, and *no_sync on every one* at none.
+#
+# Say it aloud
+# ------------
+# "To accumulate, I put the forward and the backward of all micro-batches but the last into no_sync, because the forward decides.
+# Around the backward alone it changes no number and saves nothing.
+# Accumulating sends less per sample, and costs fewer updates per epoch."

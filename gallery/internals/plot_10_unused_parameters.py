@@ -5,6 +5,11 @@ Unused parameters
 What happens to a bucket when one of its parameters takes no part in the loss, and what do the remedies cost?
 This lab lets it fail, and then tries ``find_unused_parameters=True`` and ``static_graph=True``.
 It serves :ref:`internals-unused`.
+
+A bucket leaves when all of its gradients are there, so one parameter without a gradient keeps it at home.
+Keep in mind: DDP notices at the next forward, one step too late.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -159,3 +164,16 @@ ax.set_title("A rank that did not use a parameter counts as zero in its mean")
 # That the ranks always agree in what they miss: if only some leave a parameter out, the others hang in their first backward (:doc:`/labs/debugging/plot_11_unused_parameter`).
 #
 # That DDP must search for every unused parameter: one that no step uses is better frozen (``requires_grad_(False)``) before DDP is constructed.
+#
+# Change it: predict, then run
+# ----------------------------
+# Let the worker make one step: ``for step in range(1)``.
+# Where does rank 0 stop in *The default*?
+#
+# Expect: nowhere, it *runs*: the error belongs to a second forward that never comes, and the wrong gradient stays; the assertion that expects the error fails.
+#
+# Say it aloud
+# ------------
+# "A parameter that takes no part in the loss holds its bucket back, and the error comes one forward later.
+# find_unused_parameters walks the graph in every step and asks all ranks what was used; static_graph asks once, and then the set of used parameters must not change.
+# So one costs an all-reduce per step, the other costs freedom."

@@ -5,6 +5,11 @@ BatchNorm buffers
 When does DDP copy BatchNorm's running statistics, and whose survive?
 Parameters agree on all ranks because gradients do; buffers have no gradient, so DDP copies them from rank 0.
 It serves :ref:`internals-buffers`.
+
+A buffer has no gradient, so nothing averages it; before a forward DDP copies rank 0's.
+Keep in mind: equal at the start of a forward, different at its end.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -154,3 +159,16 @@ assert "expected input tensor to be on GPU" in refusal
 # What this does not mean
 # -----------------------
 # That the copy makes training use equal statistics: in training mode each rank normalizes with the statistics of its own batch, whatever the buffers hold.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``momentum=1.0``, with which the running mean forgets everything but the last batch.
+# What is rank 1's running mean when a forward starts, and when the step ends?
+#
+# Expect: rank 0's at the start and its own batch's at the end, two apart in every step: the next forward throws away all that rank 1 saw.
+#
+# Say it aloud
+# ------------
+# "DDP copies rank 0's buffers to all ranks before a forward; it is a copy and not a mean.
+# So the running statistics are those of rank 0's data, and evaluation should go through them on purpose.
+# Statistics over all ranks need SyncBatchNorm, which pays with communication inside of every forward."

@@ -5,6 +5,11 @@ Communication hooks
 What may a function of yours do in place of a bucket's all-reduce, and what does compression cost in accuracy?
 This lab writes a communication hook that only records and one that compresses by hand, and makes the usual mistakes.
 It serves :ref:`internals-hooks`.
+
+A communication hook replaces DDP's all-reduce: it gets a bucket and returns a future of what becomes the gradient.
+Keep in mind: averaging is then the hook's task, too.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -161,3 +166,16 @@ for name, hook in mistakes().items():
 # What this does not mean
 # -----------------------
 # That compression makes your training faster: casting costs time too, and it pays off only on a link that is slower than the casts (not measured here).
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``train`` scale the loss before the backward: ``.square().mean().mul(2**10).backward()``.
+# What becomes of the gradients that ``float16`` turned into zero, and of the error of ``bfloat16``?
+#
+# Expect: no gradient becomes zero any more, and the error of bfloat16 does not change: a factor moves numbers into the range of float16, and adds no digit to bfloat16.
+#
+# Say it aloud
+# ------------
+# "A hook sees each bucket before it leaves, so it can cast it, compress it or only record it, and it must return a future and divide by itself.
+# Half-size types halve the bytes.
+# float16 pays with range, bfloat16 with digits, and both with the time of two casts."

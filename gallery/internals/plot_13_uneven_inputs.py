@@ -5,6 +5,11 @@ Uneven inputs and join
 What do the other ranks do when one runs out of data, and what does ``model.join()`` change?
 This lab shows the wait, then the same loop under ``join``, and finds out what the gradients are divided by.
 It serves :ref:`internals-join`.
+
+A backward needs all ranks, so a rank that ends early leaves the others waiting; ``join`` lets it answer with zeros until all have ended.
+Keep in mind: a shadow takes part in the sum, and not in the training.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -153,3 +158,16 @@ for rank, r in enumerate(together):
 # -----------------------
 # That ``join`` shadows everything: it knows DDP's own collectives only.
 # A SyncBatchNorm, a metric that you reduce yourself or a barrier in the loop still waits.
+#
+# Change it: predict, then run
+# ----------------------------
+# Let three ranks join, of which one ends early: ``joined = launch(worker, 3, [2, 4, 4], {}, 20.0)``.
+# What is the gradient after rank 0 has left?
+#
+# Expect: two thirds, on both ranks that are left, since the sum of two ones is still divided by three; the assertion that expects a half fails.
+#
+# Say it aloud
+# ------------
+# "Without join the rank with more data waits in its backward until the timeout.
+# With join the one that has ended contributes zeros, and the last one to leave broadcasts its model.
+# It costs two small all-reduces per step and covers only DDP's own collectives; cutting all ranks to the same number of steps costs some data instead."

@@ -6,6 +6,11 @@ What does DDP really send, when, and which line asked for it?
 Every rank of a torch program keeps a log of the collectives it issued: the flight recorder.
 This lab reads the log after a constructor and two training steps, and then uses it to find out why two ranks hang.
 It serves :ref:`internals-flight-recorder`.
+
+Every rank keeps a numbered list of the collectives that it issued, and who asked for them.
+Keep in mind: the lists of all ranks must be equal, so the first line in which they differ is the fault.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -163,3 +168,16 @@ ax.set_title("The last number per rank shows who is missing")
 # -----------------------
 # A recorded collective was issued, but has not necessarily finished.
 # On gloo the entry's own state never leaves "scheduled" (torch 2.13), so compare numbers between ranks.
+#
+# Change it: predict, then run
+# ----------------------------
+# Let ``two_steps`` make three.
+# Which entries does the third step add, and which kind of entry of the second does not come again?
+#
+# Expect: the broadcasts of the buffers and one all-reduce per bucket; the new bucket layout was sent once, in the second forward.
+#
+# Say it aloud
+# ------------
+# "The flight recorder is a ring buffer of collectives: number, operation, size, and the frames that issued it.
+# After a hang I compare the last number of each rank; the one behind is missing, and the frames of the others say where they wait.
+# A larger buffer reaches further back, and takes memory on every rank."

@@ -6,6 +6,11 @@ How many graphs does ``torch.compile`` make of a DDP model, and why not one?
 A compiled model is best as one graph, and DDP wants gradients early, a bucket at a time.
 This lab counts the graphs at several bucket caps, and then measures why the compiler splits the model.
 It serves :ref:`internals-compile`.
+
+One compiled graph is one node for autograd, so its gradients come all at once; the compiler therefore cuts the model where DDP's buckets end.
+Keep in mind: a cut lets a bucket leave, and keeps the compiler from fusing across it.
+
+:Level: deep, 25 minutes
 """
 
 # %%
@@ -163,3 +168,17 @@ ax.set_title("One graph launches every bucket late and at once")
 # -----------------------
 # More graphs are not better: the compiler cannot fuse across a border.
 # The times are those of ``aot_eager``, which generates no code, on ranks that share this machine; they show the order of events, not what inductor gains.
+#
+# Change it: predict, then run
+# ----------------------------
+# Try a cap of 3 MiB in place of 4: ``for cap in (None, 1, 2, 3)``.
+# Write down the layers per bucket and per graph first.
+# Are there as many graphs as buckets?
+#
+# Expect: three buckets and four graphs, because the compiler closes its first group at 1 MiB, whatever cap you give.
+#
+# Say it aloud
+# ------------
+# "torch.compile splits a DDP model at bucket borders, because the backward of one graph delivers all its gradients at the end.
+# Split, the first bucket leaves while the rest still computes.
+# More graphs mean more overlap and less fusion, so on a fast link one graph may be the better choice."

@@ -5,6 +5,11 @@ Changing a wrapped model
 You freeze a layer, add an adapter, or convert the model to another type: what does the wrapper notice?
 This lab makes six changes to a model that is wrapped already, and looks at the gradients of the ranks.
 It serves :ref:`internals-changing`.
+
+DDP puts its hooks on the parameters that it finds in the constructor, and does not look again.
+Keep in mind: after you change which parameters there are, or what they are, wrap again.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -143,3 +148,16 @@ print(
 # What this does not mean
 # -----------------------
 # That the optimizer follows: it still holds the old parameters, so make a new one, or ``add_param_group``, for what was added or replaced.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``CHANGES`` convert to the type that the model has already: ``net.to(torch.float32)``.
+# Which gradients differ then?
+#
+# Expect: none, because such a conversion changes nothing and the hooks stay where they were; the assertion that expects two layers to differ fails.
+#
+# Say it aloud
+# ------------
+# "The wrapper belongs to the parameters that it was given.
+# Freezing or tying raises an error one forward late; adding a layer or converting the type raises nothing, and the ranks diverge.
+# Wrapping again costs a broadcast and new buckets, and a wrong gradient costs the run."

@@ -6,6 +6,8 @@ How far does the host run ahead of a GPU, do NCCL's kernels ever run side by sid
 It serves :ref:`gpu-host-ahead` and :ref:`gpu-streams`.
 
 The traces are the public ones of :doc:`/labs/performance/plot_04_real_gpu_trace`; nothing was run for this page.
+
+:Level: evidence, 8 minutes
 """
 
 # %%

@@ -5,6 +5,11 @@ A hook that averages the parameter
 Hand-written data parallelism gives every parameter a hook that is called when its gradient is ready.
 The hook receives the parameter, and averaging what it receives looks right: equal weights on all ranks.
 It serves :ref:`museum`.
+
+What has to agree is the gradient that the optimizer will use; weights that are averaged earlier differ again after the step.
+Keep in mind: check after ``step()``.
+
+:Level: core, 8 minutes
 """
 
 # %%
@@ -91,3 +96,16 @@ record(loss_wrong=losses["wrong"], loss_fixed=losses["fixed"])
 # Compare a checksum of the weights over ranks every hundred steps or so, *after* ``optimizer.step()``.
 # After ``backward()`` the wrong hook has just made them equal, so the same check finds nothing there.
 # The loss would not have shown it: after 40 steps it is :measured:`reduces-the-parameter.loss_wrong:.3f`, and :measured:`reduces-the-parameter.loss_fixed:.3f` when fixed.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``lr=0.01``.
+# What happens to the gap of the wrong version?
+#
+# Expect: it shrinks with the learning rate, about tenfold: the gap is one step's difference between local gradients, and it never adds up.
+#
+# Say it aloud
+# ------------
+# "The hook averaged the parameter, so the weights agree after the backward and differ after every step.
+# I reduce p.grad instead.
+# Averaging weights can be a method of its own, which sends less often, but then it comes after the step and is no longer the same as one big batch."

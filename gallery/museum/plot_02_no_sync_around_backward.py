@@ -5,6 +5,11 @@ A no_sync around the backward only
 When you accumulate gradients over micro-batches, you know that the all-reduce happens in ``backward()``.
 So you put ``no_sync`` around ``backward()``, leave the forward outside, and get the right numbers.
 It serves :ref:`museum`.
+
+The decision to reduce is made when the forward ends, so a context around the backward comes too late.
+Keep in mind: this fault costs messages and changes no number.
+
+:Level: core, 8 minutes
 """
 
 # %%
@@ -83,3 +88,16 @@ record(apart=apart)
 # Only by counting.
 # The gradients are right, so the loss curve is, and so is every comparison between ranks.
 # Profile one optimizer step and count ``c10d::allreduce_``: it should be the number of buckets, however many micro-batches there are.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``wrong`` put every backward under the context: ``no_sync_if(True, model)``.
+# How many all-reduces does a step make, and do the ranks still agree?
+#
+# Expect: as many as before, one per micro-batch, and they agree: around the backward the context has no effect at all.
+#
+# Say it aloud
+# ------------
+# "no_sync belongs around the forward as well, because DDP reads its flag there.
+# Around the backward alone everything is right and nothing is saved, so only a count of all-reduces finds it.
+# Counting collectives in a test takes a profiled step, and watches a cost that no loss curve shows."

@@ -5,6 +5,11 @@ The optimizer step taken for the sync
 Some texts claim that ranks synchronize in ``optimizer.step()``.
 If you believe that, you accumulate *all* micro-batches under ``no_sync`` and let the step do the rest.
 It serves :ref:`museum`.
+
+``optimizer.step()`` is arithmetic on this rank; nothing in it communicates.
+Keep in mind: a step of the optimizer without a collective before it is a step of this rank alone.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -91,3 +96,16 @@ for name, (_, last, own, every) in found.items():
 # Count the collectives of one optimizer step: none means that nothing was shared.
 # Do not rely on the logged loss: each rank fits its own data, so the wrong curve ends *lower*, at :measured:`step-as-sync.logged_wrong:.3f` instead of :measured:`step-as-sync.logged_fixed:.3f`.
 # On the data of all ranks the best of them has :measured:`step-as-sync.best_wrong:.3f`, against :measured:`step-as-sync.best_fixed:.3f`.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``wrong``, after the step, average the weights: ``for p in model.parameters(): dist.all_reduce(p.data.div_(dist.get_world_size()))``.
+# Does it now end where the fixed version does?
+#
+# Expect: yes, with no gap and the same losses, for one all-reduce per parameter: SGD with momentum is linear in the gradient; the assertion on the number of all-reduces fails.
+#
+# Say it aloud
+# ------------
+# "Ranks synchronize in the backward, so the last micro-batch has to leave no_sync.
+# If all of them stay inside, each rank trains its own model, and its own loss even looks better.
+# Averaging weights after the step would do for plain SGD; with Adam it is another method, and it gives up the overlap with the backward."

@@ -5,6 +5,11 @@ A forward around the wrapper
 The model has a method besides ``forward``, and DDP has no such attribute: ``'DistributedDataParallel' object has no attribute 'loss'``.
 The obvious answer is to add ``.module``, and then the program runs.
 It serves :ref:`museum`.
+
+DDP's work begins in the wrapper's forward; a call of ``.module`` goes around it.
+Keep in mind: train through the wrapper, and use ``.module`` for what needs no gradient.
+
+:Level: core, 8 minutes
 """
 
 # %%
@@ -86,3 +91,16 @@ record(**gaps, lowest=min(losses["wrong"]), highest=max(losses["wrong"]))
 # Let all ranks evaluate the same batch, and print the losses.
 # Equal models give equal numbers; here they are between :measured:`calls-the-inner-module.lowest:.3f` and :measured:`calls-the-inner-module.highest:.3f`.
 # An evaluation on rank 0 alone shows one of them, and it looks like any other.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``wrong`` add a forward of the wrapper that contributes nothing: ``return ddp.module.loss(x, y) + 0 * ddp(x).sum()``.
+# Are the gradients averaged?
+#
+# Expect: yes, both gaps are zero: the hooks sit on the parameters, and the wrapper's forward prepares them for whatever the backward brings; the assertion that the wrong version differs fails.
+#
+# Say it aloud
+# ------------
+# "A loss that goes through ddp.module is never prepared for reduction, so each rank trains alone and no error comes.
+# I let forward compute what the loop needs, and call the wrapper.
+# Reaching into .module is shorter to write, and it leaves the one path on which DDP does anything."

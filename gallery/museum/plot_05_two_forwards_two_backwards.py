@@ -5,6 +5,11 @@ Two forwards, then two backwards
 Two batches and two losses: a critic sees real and generated samples, or a task has an auxiliary loss.
 On one process you would run both forwards, then a backward for each loss, and that is correct there.
 It serves :ref:`museum`.
+
+One forward prepares one backward; a second backward finds nothing prepared and stays local.
+Keep in mind: as many complete pairs of forward and backward as reductions, or one sum of the losses.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -92,3 +97,16 @@ record(wrong=gaps["wrong"], fixed=gaps["fixed"], in_turn=gaps["in turn"])
 # --------------------------
 # Compare gradients between ranks right before the step; the hook above does it for any optimizer.
 # Counting collectives does not help here: the wrong version issues as many as the right one, and then adds a local gradient to what was reduced.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``in_turn`` put the first line under ``with model.no_sync():``.
+# How many all-reduces does a step make, and do the ranks agree?
+#
+# Expect: one, and they agree: the first gradient accumulates locally and the second backward reduces the sum; the assertion that expects two fails.
+#
+# Say it aloud
+# ------------
+# "With two forwards and then two backwards DDP reduces the first and adds the second locally, and counting collectives does not show it.
+# I add the losses and call backward once.
+# The sum keeps both graphs in memory at once; one after the other needs less memory, and a second round of all-reduces unless the first runs under no_sync."

@@ -5,6 +5,11 @@ A second backward over one forward
 One forward, two losses: to look at their gradients separately, you call ``backward(retain_graph=True)`` for the first and ``backward()`` for the second.
 On one process the gradients add up; with DDP only the first is shared.
 It serves :ref:`museum`.
+
+DDP reduces in the first backward after a forward; a second backward over the same graph adds to ``.grad`` on this rank only.
+Keep in mind: one forward, one backward.
+
+:Level: core, 8 minutes
 """
 
 # %%
@@ -79,3 +84,16 @@ record(**gaps, logged_wrong=logged["wrong"], logged_fixed=logged["fixed"])
 # --------------------------
 # Log the gradient norm of *every* rank instead of rank 0's: after DDP's backward the norms are equal to the last digit, or something is wrong.
 # The loss curve ends at :measured:`backward-twice.logged_wrong:.3f` instead of :measured:`backward-twice.logged_fixed:.3f`, which looks plausible.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``wrong`` swap the two losses, so that the penalty's backward comes first.
+# Is the gap smaller or larger?
+#
+# Expect: much larger, from the first step on: now the small penalty is shared, and the task's gradient stays local.
+#
+# Say it aloud
+# ------------
+# "retain_graph with two backwards works on one process; under DDP only the first is averaged.
+# I add the losses, or give each backward a forward of its own.
+# The sum is free, but hides the two gradients from me; a second forward shows them and costs its time again."

@@ -5,6 +5,11 @@ A second division
 Hand-written data parallelism divides by the world size, and the line stays when DDP is added.
 DDP already divides, so the gradient is too small by that factor, on all ranks.
 It serves :ref:`museum`.
+
+DDP divides by the number of ranks; whoever divides again trains with a smaller gradient.
+Keep in mind: ranks that agree prove nothing about the scale.
+
+:Level: core, 12 minutes
 """
 
 # %%
@@ -90,3 +95,16 @@ record(loss_adamw=losses["AdamW", "wrong"], loss_adamw_fixed=losses["AdamW", "fi
 # Compare the norm of the first gradient with that of one process on the same global batch: here it is a quarter, on four ranks.
 # Under SGD the loss falls as if the learning rate were too small, to :measured:`averaging-twice.loss_wrong:.3f` instead of :measured:`averaging-twice.loss_fixed:.3f`, so people raise the learning rate, and the line stays.
 # Under AdamW it is :measured:`averaging-twice.loss_adamw:.4f`, and :measured:`averaging-twice.loss_adamw_fixed:.4f` when fixed: Adam divides the gradient by its own size, so a constant factor almost cancels, unless something with a different scale is added, such as L2 decay in the gradient.
+#
+# Change it: predict, then run
+# ----------------------------
+# In *Adam with L2* set ``weight_decay=0.0``.
+# How far from one process is the wrong version then?
+#
+# Expect: as little as under AdamW: without the decay everything in the gradient has the same wrong factor, and Adam divides by it.
+#
+# Say it aloud
+# ------------
+# "DDP already returns the mean, so a division that is left over makes the gradient too small by the world size, on all ranks alike.
+# Under SGD that is a smaller learning rate, under Adam almost nothing.
+# An optimizer that ignores the scale forgives the fault, and for the same reason hides it."

@@ -5,6 +5,11 @@ The same epoch again
 A ``DataLoader`` with ``shuffle=True`` draws a new order in every epoch without being asked, and ``DistributedSampler(shuffle=True)`` looks like its twin.
 But it draws its order from a seed and an epoch number, and changes neither by itself.
 It serves :ref:`museum`.
+
+``DistributedSampler`` draws its order from a seed and an epoch number, so that ranks agree without a message.
+Keep in mind: nobody but you changes the number.
+
+:Level: core, 8 minutes
 """
 
 # %%
@@ -77,3 +82,16 @@ record(met=wrong[2], fixed_met=fixed[2], loss=wrong[3], fixed_loss=fixed[3])
 # --------------------------
 # Keep the sample numbers of each epoch's first batch, and assert that they differ from the last epoch's.
 # The loss curve does not show it: here it ends at :measured:`missing-set-epoch.loss:.3f` without the call and at :measured:`missing-set-epoch.fixed_loss:.3f` with it.
+#
+# Change it: predict, then run
+# ----------------------------
+# Replace ``sampler.set_epoch(epoch)`` by ``sampler.set_epoch(epoch % 2)``.
+# Does the check below, that first batches differ from the last epoch's, find it?
+#
+# Expect: no, no batch repeats from one epoch to the next; yet rank 0 never sees a part of the data, which the second row shows, and the assertion on it fails.
+#
+# Say it aloud
+# ------------
+# "Without set_epoch every epoch has the same order, each rank keeps the same share, and the loss curve does not tell.
+# I call it before the loader is iterated.
+# A seed and a number need no communication at all; the price is that every rank has to keep the number right."

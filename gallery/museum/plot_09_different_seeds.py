@@ -5,6 +5,11 @@ Weights drawn after wrapping
 Seeding each rank with ``seed + rank`` is good advice, because dropout and augmentation should differ between ranks.
 If you then draw weights *after* wrapping the model, to initialize it or to reset a head, each rank draws different ones.
 It serves :ref:`museum`.
+
+DDP makes weights equal once, in its constructor; what is drawn afterwards is each rank's own.
+Keep in mind: initialize, then wrap.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -94,3 +99,16 @@ record(wrong=wrong_end, fixed=fixed_end, loss=wrong_loss, fixed_loss=fixed_loss)
 # Call ``replicas_agree(model)`` after the first step, and then every few thousand steps.
 # The loss gives no hint: rank 0 ends at :measured:`different-seeds.loss:.3f` instead of :measured:`different-seeds.fixed_loss:.3f`, as it might with a bad learning rate.
 # Equal gradients prove nothing: here they agree bit for bit, which is why the weights stay as far apart as they started.
+#
+# Change it: predict, then run
+# ----------------------------
+# Seed all ranks alike: ``torch.manual_seed(0)`` in ``train``.
+# What does the wrong version give?
+#
+# Expect: no gap, and the check passes: all ranks draw the same weights, so the wrong order of lines does no harm until a seed differs; the assertion that the check finds it fails.
+#
+# Say it aloud
+# ------------
+# "Weights drawn after wrapping differ between ranks if the seeds do, and averaged gradients keep that distance for ever.
+# I initialize first and let the constructor copy rank 0's draw.
+# One seed for all would do as well, and then dropout and augmentation draw the same on every rank, too."

@@ -5,6 +5,11 @@ Evaluation on rank 0 through DDP
 One rank is enough to compute a validation loss, so the evaluation is under ``if rank == 0:``, and a barrier follows it.
 But the wrapper's forward is not a local call: if the model has buffers, such as BatchNorm's statistics, it broadcasts them.
 It serves :ref:`museum`.
+
+The wrapper's forward may be a collective, because it broadcasts buffers.
+Keep in mind: what one rank does alone goes through ``.module``.
+
+:Level: core, 12 minutes
 """
 
 # %%
@@ -96,3 +101,16 @@ record("ranks", wrong=ends[:2].count("done"), fixed=ends[4:].count("done"))
 # The loss curve ends where the first evaluation starts.
 # A stack dump (``py-spy dump``) shows rank 0 in ``_sync_buffers`` and the others in the barrier.
 # Before that there is no sign: without the barrier, or without BatchNorm, the same line works.
+#
+# Change it: predict, then run
+# ----------------------------
+# Replace ``torch.no_grad()`` by ``torch.enable_grad()`` in the evaluation.
+# What becomes of *wrong, no barrier*, which passed by luck?
+#
+# Expect: both ranks fail in the step after it: rank 0 broadcasts once more than rank 1, whose all-reduce meets that broadcast; the wait takes the group's timeout.
+#
+# Say it aloud
+# ------------
+# "Evaluating through the wrapper on rank 0 only sends a broadcast that nobody answers, or that answers the wrong call.
+# I evaluate ddp.module, or let every rank evaluate its share.
+# Rank 0 alone is easier to write and leaves the others idle; all ranks are faster, and have to reduce what they counted."

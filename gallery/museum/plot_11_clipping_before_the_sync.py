@@ -5,6 +5,11 @@ Clipping before the sync
 A loop that accumulates gradients still clips right after ``backward()``, where the line was before accumulation was added.
 Under ``no_sync`` it clips what this rank has accumulated so far, not the gradient that ``step()`` will use.
 It serves :ref:`museum`.
+
+Clipping is not linear, so it matters whether it comes before or after the mean.
+Keep in mind: clip what ``step()`` will use, once.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -74,3 +79,16 @@ record("%", **found)
 # --------------------------
 # ``clip_grad_norm_`` returns the norm that it found: gather it, and assert that it is the same on all ranks.
 # Comparing weights between ranks finds nothing, because the clipped gradients were averaged and do agree.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``MAX_NORM`` to 100.
+# How large is the error of the wrong version?
+#
+# Expect: zero: a limit that is never reached changes nothing, so the fault appears only in the steps whose gradients are large; the assertion that it is there fails.
+#
+# Say it aloud
+# ------------
+# "Under no_sync the gradient is this rank's own and unfinished, so clipping there cuts the wrong vector.
+# I clip once, after the backward that synchronizes.
+# Clipping each micro-batch would keep a single bad one small, but that is another algorithm, and its result depends on how the batch was split."

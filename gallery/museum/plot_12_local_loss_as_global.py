@@ -5,6 +5,11 @@ A local loss taken for the global one
 ``loss.item()`` looks like the loss of the step, and with one process it was.
 Under DDP it is that of this rank's samples, so each rank decides separately on what depends on it, such as a learning rate or an early stop.
 It serves :ref:`museum`.
+
+A rank's loss is a number of this rank; a decision that all have to make alike needs a number that all share.
+Keep in mind: reduce first, then decide.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -88,3 +93,16 @@ record(wrong=wrong_gap, fixed=fixed_gap, lowest=min(local)[0], highest=max(local
 # --------------------------
 # Assert now and then that the learning rate is the same on all ranks, or log the loss of each: here they end between :measured:`local-loss-as-global.lowest:.3f` and :measured:`local-loss-as-global.highest:.3f`.
 # Nothing in rank 0's own curve shows that the others are different.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``right`` return the sum and not the mean: ``return loss``.
+# Do the ranks still cut their rates in the same epochs?
+#
+# Expect: yes, and in the same epochs as with the mean: the metric is larger by the number of ranks, and the scheduler compares by ratio.
+#
+# Say it aloud
+# ------------
+# "Each rank's loss is a little different, so a scheduler or an early stop that reads it acts at different times on different ranks.
+# I all-reduce the number before anything depends on it.
+# That costs a small collective per decision and a wait for the slowest rank; a decision on rank 0 that is broadcast costs the same, and sees less data."

@@ -5,6 +5,11 @@ The mean of token means
 ``cross_entropy`` averages over the targets that are not padding, accumulation divides by the number of micro-batches, DDP by the number of ranks.
 Each mean is right by itself; a mean of means over different token counts is a different objective.
 It serves :ref:`museum`.
+
+A mean of means weighs each group alike, whatever its size.
+Keep in mind: divide a sum by what was counted everywhere, and multiply by what DDP will divide by.
+
+:Level: core, 12 minutes
 """
 
 # %%
@@ -92,3 +97,16 @@ record("%", **found)
 # --------------------------
 # Compare one step's gradient with that of the same samples in a single process, on sentences of *different* lengths: with equal token counts there is no difference.
 # The ranks agree bit for bit, so no check between ranks finds it.
+#
+# Change it: predict, then run
+# ----------------------------
+# Give all ranks sentences of the same kind: ``LONGEST`` in place of ``LONGEST // (1 + rank)``.
+# Does the error of the wrong version vanish?
+#
+# Expect: no, it only shrinks: the counts still differ by chance, and so do the weights of their tokens.
+#
+# Say it aloud
+# ------------
+# "cross_entropy averages over this micro-batch's tokens, and micro-batches have different numbers of them.
+# So I sum, divide by the tokens of the whole step, and multiply by the world size.
+# That needs one small all-reduce before the first backward; the mean of means needs none, and trains short sentences harder."

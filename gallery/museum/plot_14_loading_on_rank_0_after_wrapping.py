@@ -5,6 +5,11 @@ Loading on rank 0 after wrapping
 Rank 0 wrote the checkpoint, so rank 0 reads it, because DDP copies rank 0's weights to all ranks.
 But it does so only in its constructor.
 It serves :ref:`museum`.
+
+Rank 0's weights reach the other ranks in the constructor and at no other time.
+Keep in mind: load, then wrap, and the rank that loads is rank 0 or all.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -96,3 +101,16 @@ record(before=before, after=after, fixed_after=fixed_after)
 # --------------------------
 # Compare a checksum of the weights over ranks right after the resume, with ``replicas_agree`` of :doc:`/labs/museum/plot_09_different_seeds`.
 # Rank 0's loss starts where the first run ended, so the resume looks good; then it rises, from :measured:`loading-on-rank-0-after-wrapping.before:.4f` to :measured:`loading-on-rank-0-after-wrapping.after:.4f`, because half of each gradient comes from a replica that never loaded.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``right`` let rank 1 load in place of rank 0.
+# What are the gap and the loss after wrapping?
+#
+# Expect: no gap, and the loss of a model that was never trained: the constructor copies rank 0's fresh weights over what rank 1 had read; the assertion on the losses fails.
+#
+# Say it aloud
+# ------------
+# "Loading on rank 0 after wrapping changes one replica only, and averaging then mixes two models.
+# I load before wrapping, or on every rank.
+# One reader saves the file system from many; every rank reading needs no broadcast, and also brings each its optimizer state."

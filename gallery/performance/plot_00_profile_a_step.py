@@ -5,6 +5,11 @@ Profile a step
 Where does a training step spend its time, and how much of it waits for other ranks?
 This lab plans which steps the profiler keeps, checks which it kept, and reads the exported trace back as you would read it on a screen.
 It serves :ref:`performance-measure`.
+
+A schedule skips steps, warms up, and records a few, because recording costs time and first steps are not typical.
+Communication costs what the backward waits after its last bucket was launched.
+
+:Level: core, 20 minutes
 """
 
 # %%
@@ -198,3 +203,16 @@ axes[-1].set_xlabel("ms since the step began")
 #
 # That your job has these shares: the link is chosen slow enough to matter.
 # A rank also waits for the slowest rank, not only for the link; one rank's trace cannot tell these apart (:doc:`plot_14_one_slow_rank`).
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``"wait"`` to 3 in ``PLAN``.
+# Which steps are recorded, in how many files?
+#
+# Expect: steps 6 and 7 in one file, since a second cycle no longer fits.
+#
+# Say it aloud
+# ------------
+# "I skip the first steps, warm the profiler up, and record two or three.
+# In the timeline I look from the launch of the last bucket to the end of the backward.
+# More recorded steps give a steadier picture, and a larger file that takes longer to save."

@@ -5,6 +5,11 @@ The bucket sweep
 Why is a step slow with one bucket and slow with one per layer, and fast somewhere between?
 This lab computes what each number of buckets costs, draws it, and only then measures.
 It serves :ref:`performance-buckets`.
+
+Each bucket pays the latency once, and the first leaves when it is full.
+Fewer buckets leave the link idle for longer, more pay the latency more often.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -140,3 +145,16 @@ ax.legend(fontsize=8.5, loc="lower left")
 #
 # That your U-shaped curve is as deep or as symmetric: with a faster link the left end falls, because less is left to hide, and with less latency the right end does.
 # Nor that a cap can have any number of buckets: it counts whole tensors, and here all are equal.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``LATENCY_S`` to 8e-3, four times as long.
+# Where does the lowest point go?
+#
+# Expect: to two or three buckets, half as many, as the square root says; only the drawing's colored parts keep the old latency.
+#
+# Say it aloud
+# ------------
+# "One bucket cannot overlap, and one per layer pays each latency, so the time is a U.
+# At its minimum the wait for the first bucket equals all latencies together.
+# Larger buckets save latency, smaller ones start earlier."

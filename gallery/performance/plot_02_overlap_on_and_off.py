@@ -5,6 +5,11 @@ Overlap on and off
 How much time does it save that buckets travel while the backward computes, and how much could it save at most?
 This lab sends the same buckets over the same link, once during the backward and once after it, and compares both with a bound.
 It serves :ref:`performance-overlap-lab`.
+
+Computing and sending can run at the same time, but a bucket leaves only when it is full.
+The longer of the two always remains; what overlap hides is at most the shorter.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -144,3 +149,16 @@ ax.legend(fontsize=8.5, loc="lower right")
 #
 # That hidden communication costs nothing: these layers sleep.
 # Where sending needs the same cores or memory as computing, :doc:`plot_20_predict_then_measure` shows by how much both get longer.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``BUCKETS`` to 2.
+# How much of the possible saving is left?
+#
+# Expect: about half, because one bucket of two has nothing to hide behind.
+#
+# Say it aloud
+# ------------
+# "Overlap hides sending behind the backward, so it saves at most the shorter of the two.
+# The first bucket's computing and the last bucket's transfer cannot be hidden.
+# More buckets hide more, and pay more latencies."

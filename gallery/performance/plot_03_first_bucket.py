@@ -5,6 +5,11 @@ First bucket, last bucket
 Which bucket gets which cap, and what do you gain by making one bucket smaller than the others?
 This lab reads buckets back for several options, and then times three layouts on a slow and on a fast link.
 It serves :ref:`performance-first-bucket`.
+
+A step ends when the link is done: a slow link should begin early, a fast one should have little left.
+So the first bucket matters where the link limits the step, and the last where computing does.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -142,3 +147,16 @@ name_rows(axes[0], list(LAYOUTS))
 # -----------------------
 #
 # That you should write lists: the gain is at most the time that the first bucket waits, or that the last one travels, and a list is right for one model in one order of layers.
+#
+# Change it: predict, then run
+# ----------------------------
+# Give the fast link ten times its rate, ``30e6``.
+# How far apart are the layouts?
+#
+# Expect: hardly at all; little is left to send.
+#
+# Say it aloud
+# ------------
+# "By default DDP makes only the first bucket small, so that the link starts early.
+# A list shapes all of them: small first for slow links, small last for fast ones.
+# It gains at most one bucket's wait or transfer, and has to follow the model."

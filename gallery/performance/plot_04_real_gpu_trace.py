@@ -5,7 +5,12 @@ A stranger's GPUs: predict the buckets, then read the trace
 What did DDP send on two A100s that you have never seen, and what of it was hidden?
 It serves :ref:`performance-gpu-trace`.
 
+DDP's buckets follow from sizes and their order, so the model alone predicts what a trace shows.
+The time of an NCCL kernel is transfer and waiting; it takes two ranks' traces to divide them.
+
 The traces are public profiler traces of real jobs with NCCL, from HolisticTraceAnalysis (MIT licence), reduced to what is read here; nothing was run for this page.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -169,3 +174,16 @@ bottom.set_xlabel("ms")
 #
 # That NCCL needs that long: the duration of a kernel is transfer and waiting together, and one rank's trace cannot divide them.
 # Nor does the bus bandwidth describe the machines; it is that of a few messages of a test.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``assign``, take ``DEFAULT_CAP_BYTES`` twice.
+# Which rows still agree?
+#
+# Expect: only the broadcasts; there is one all-reduce fewer.
+#
+# Say it aloud
+# ------------
+# "From the parameters' sizes I predict each bucket to the element.
+# A long all-reduce is a slow link or a late peer; the rank with the shorter kernel came last.
+# One rank's trace is small and cannot tell which it is; two can, for twice the files."

@@ -6,6 +6,11 @@ Which ``bucket_cap_mb`` suits your model on your ranks, and would another one be
 ``ddplab tune-buckets`` measures, predicts, measures again, and reports how sure it is.
 This lab runs it on a small transformer, over an emulated link.
 It serves :ref:`performance-tune`.
+
+The best cap follows from ready times, latency and rate, which a few steps can measure.
+What disturbs a round must disturb all caps, so only differences within a round count.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -101,3 +106,16 @@ print(f"largest error of a prediction: {max(errors):.1f} %")
 # -----------------------
 # A step here is forward and backward; the optimizer adds the same time to every row.
 # The advice is for these ranks, this model and this batch: ask again after you change one of them.
+#
+# Change it: predict, then run
+# ----------------------------
+# Take ``"50,10"`` for the link: 50 µs and 10 Gbit/s.
+# What is the verdict?
+#
+# Expect: within noise, so the default stays.
+#
+# Say it aloud
+# ------------
+# "I measure when gradients are ready and what the link costs, predict every cap, and time the promising ones in turns with the default.
+# I change the cap only if the whole interval is a gain.
+# A larger cap saves latency and starts later; on a fast link the choice hardly shows."

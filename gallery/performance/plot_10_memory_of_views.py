@@ -5,6 +5,11 @@ Memory of gradient views, through a step
 What does ``gradient_as_bucket_view=True`` save, at which moment, and what undoes it?
 This lab predicts the bytes of gradients and buckets at every moment of a step, counts the storages that exist, and compares to the byte.
 It serves :ref:`performance-memory`; :doc:`/labs/idea/plot_03_memory_ledger` has the whole ledger of a rank, between steps.
+
+By default each gradient exists twice, in ``.grad`` and in its bucket; with views both are one storage.
+Count storages, not tensors: with views only the gradient just computed has a second one.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -159,3 +164,16 @@ for views in (False, True):
 #
 # That the peak of the *step* falls by the same amount: at the start of a backward the activations are still there, at its end the gradients, and which is higher depends on your batch.
 # The operator that computes a gradient writes it to a tensor of its own in every case; it is counted here only while ``.grad`` holds it.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``WIDTHS`` to ``[256, 4096, 64]``: one weight has most of the bytes.
+# How much do views lower the peak?
+#
+# Expect: little, because that weight's gradient exists twice; between steps they still save a whole copy.
+#
+# Say it aloud
+# ------------
+# "Views save one copy of all gradients between steps, and less at the peak.
+# A tensor that was ``.grad`` is overwritten by the next step.
+# So they buy memory, and take away gradients that you could keep without a clone."

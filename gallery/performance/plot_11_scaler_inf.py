@@ -5,6 +5,11 @@ The scaler and an inf on one rank
 In fp16 one rank's gradient overflows: who skips the step, and do the ranks agree?
 This lab puts an inf before and after the all-reduce, and reads weights and scales of all ranks after each step.
 It serves :ref:`performance-amp`; the fault of averaging by hand is in :doc:`/labs/debugging/plot_21_overflow_on_one_rank`.
+
+A scaler decides from the gradients of its own rank.
+While these are the average, all ranks decide alike; what changes a gradient after the sync breaks that.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -188,3 +193,16 @@ for first in (True, False):
 #
 # That bf16 needs any of this: it has the exponents of float32, and training in it commonly goes without a scaler.
 # Sharded gradients are a different matter too: there a rank sees only its shard, and the scaler must ask the others.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``worker``, set ``dtype=torch.bfloat16``.
+# Which ranks skip the step with the large input?
+#
+# Expect: none, since nothing overflows, and the assertion fails.
+#
+# Say it aloud
+# ------------
+# "An inf in one rank's gradient reaches all ranks through the all-reduce, so all scalers skip the same step.
+# One that appears later makes one rank skip, so the ranks have to agree first.
+# fp16 has more digits and needs that care; bf16 trades digits for range."

@@ -5,6 +5,11 @@ Compression hooks: bytes, error, time
 What do torch's compression hooks send, how wrong is what arrives, and when is it faster?
 This lab counts the bytes of each, compares every step with the exact gradient, and times the backward over a link that is slow on purpose.
 It serves :ref:`performance-compression`; :doc:`/labs/internals/plot_12_comm_hooks` casts by hand.
+
+A cast rounds each number; PowerSGD sends two thin matrices in place of a wide one.
+Error feedback adds what was left out to the next step, so the sum of the steps comes out right.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -200,3 +205,16 @@ for cap, passes in ((25, True), (0.25, False)):
 #
 # That compression is faster for you: over a fast link the casts and products cost more than the bytes.
 # That a small error is harmless or a large one harmful: only the loss of your own training says.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``BYTES_PER_S`` to 2e9.
+# Is PowerSGD still faster than float32?
+#
+# Expect: no, its products and three latencies take longer than all bytes of float32.
+#
+# Say it aloud
+# ------------
+# "A cast halves the bytes, and PowerSGD sends far fewer, in three all-reduces that wait for each other.
+# With error feedback what was left out comes one step later; without it, it is lost.
+# Compression trades accuracy and computing for bytes, so it pays where the link is slow."

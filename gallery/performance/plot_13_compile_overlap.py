@@ -5,6 +5,11 @@ Compiled graphs and their buckets, in order of events
 Does a compiled DDP model still send its first bucket while the rest of the backward runs?
 This lab records, in order, when the backward of each graph ends and when each bucket is launched; no clock is needed.
 It serves :ref:`performance-compile`; :doc:`/labs/internals/plot_15_compile_splits` counts graphs against caps.
+
+To autograd a compiled graph is one node: its gradients appear together, when its backward ends.
+So a bucket can leave early only if a graph ends where the bucket does.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -129,3 +134,15 @@ axes[-1].set(xlabel="events in their order (dotted: the last graph has ended)", 
 #
 # That split is faster: a border also ends what the compiler can fuse, and which weighs more is a question for your model and link.
 # The graphs run here as they were traced; inductor's first step takes many seconds on a CPU, and does not change this order.
+#
+# Change it: predict, then run
+# ----------------------------
+# Give the second case a cap of 6 in place of 2.
+# How many graphs are there, and what leaves early?
+#
+# Expect: two graphs, since the compiler's first group closes at 1 MiB, and one bucket after both; the assertion fails.
+#
+# Say it aloud
+# ------------
+# "One graph would hand over all gradients at its end, so the compiler splits a DDP model at the buckets' borders.
+# More graphs let buckets leave earlier, and leave the compiler less to fuse."

@@ -5,6 +5,11 @@ What a slow rank costs everyone
 One of your ranks is slower by 40 ms in each step, or every rank is sometimes slow: how much longer does a step take?
 This lab sleeps on purpose, measures every rank's step and wait, and compares them with what follows from one sentence: no rank ends a step before the last rank has started its last all-reduce.
 It serves :ref:`performance-stragglers`; how to find the slow one is in :doc:`/labs/debugging/plot_19_straggler`.
+
+No rank ends a step before the last one has launched its last all-reduce, so all take as long as the slowest.
+The slow rank is the one that waits least.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -136,3 +141,16 @@ right.set_title("The more ranks, the later the last", fontsize=9.5)
 #
 # That delays on your cluster are exponential or independent: a heavier tail costs more, and a file system that is slow for everybody costs only its mean.
 # Nor is the wait always lost: ranks that are late in *different* places of a step can catch up where work overlaps; here a step has one bucket, and nothing overlaps.
+#
+# Change it: predict, then run
+# ----------------------------
+# Make two ranks slow: ``rank <= SLOW``.
+# Does the step grow by t or by 2t, and how long does rank 0 wait?
+#
+# Expect: by t, as before, and rank 0 waits as little as rank 1.
+#
+# Say it aloud
+# ------------
+# "Synchronous ranks all take the time of the slowest, and random delays cost more the more ranks there are.
+# In a profile the fast ranks show it as communication.
+# Waiting keeps the replicas equal; not waiting would mean gradients of older weights."

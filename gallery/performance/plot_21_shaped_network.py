@@ -6,6 +6,8 @@ Does the prediction hold when the link is not emulated by a hook?
 Here the kernel shapes what each of several machines sends, real sockets carry real bytes, and gloo reduces them.
 Latency and rate are fitted to a few all-reduces; then DDP's steps are predicted, and only then measured.
 It serves :ref:`performance-validation`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

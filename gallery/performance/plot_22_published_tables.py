@@ -5,6 +5,8 @@ All-reduces on other people's clusters
 Does a model with an :math:`\alpha` and a :math:`B` describe a real cluster?
 This lab takes tables that others published, fits constants to some of each table, and predicts the rest.
 It serves :ref:`performance-published`.
+
+:Level: evidence, 15 minutes
 """
 
 # %%

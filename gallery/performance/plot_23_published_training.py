@@ -4,6 +4,8 @@ Training runs on other people's clusters
 
 How well does the cost model predict the step of a training run that others published, from its smallest scale and a data sheet?
 It serves :ref:`performance-published`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

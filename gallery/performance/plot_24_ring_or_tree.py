@@ -5,6 +5,11 @@ Ring or tree: what NCCL takes
 Which algorithm does NCCL take for an all-reduce, and does the cost model then know how long it runs?
 The choice is computed from NCCL's own table; the time is compared with measurements that others published, and nothing is fitted.
 It serves :ref:`performance-throttled`.
+
+A ring pays a hop per rank and sends fewer bytes; a tree pays a hop per doubling.
+NCCL chooses by its own table, which has ranks, bytes and the card's rate, and not your network's delay.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -149,3 +154,16 @@ record("%", longer=100 * max(longer) - 100)
 #
 # That the model knows your network to a percent: on the second table it is too fast everywhere.
 # It leaves out starting, TCP, and what a rank adds up, and takes one rank per node and two channels, which is how NCCL's source connects such nodes.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``first_ring``, give the card 400 Gbit/s: ``50e9`` in place of ``12.5e9``.
+# Do rings begin at larger or at smaller messages?
+#
+# Expect: at larger ones, since bytes, which a ring saves, have become cheaper.
+#
+# Say it aloud
+# ------------
+# "Few ranks and large messages favor the ring, many ranks and small ones the tree.
+# NCCL decides from a table, so a delay that the card does not report changes nothing.
+# The trade-off is hops against bytes."

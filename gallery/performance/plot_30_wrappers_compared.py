@@ -5,6 +5,11 @@ DDP beside the alternatives
 The same model and the same data, trained by DDP, by Accelerate, with ZeRO's optimizer, with FSDP2 and in the style of DataParallel: what does each hold, send and cost?
 Losses are compared bit for bit, bytes are counted, and times are ratios to DDP in the same processes.
 It serves :ref:`performance-alternatives`.
+
+The alternatives differ in what each rank holds between steps: weights, gradients, the optimizer's states.
+What a rank does not hold it must fetch, so bytes saved are paid for with collectives.
+
+:Level: core, 20 minutes
 """
 
 # %%
@@ -217,3 +222,16 @@ right.set_title("What a step costs, here", fontsize=9.5)
 # That FSDP2 is this much slower: the layers are tiny, ranks share a machine, and gloo does its reduce-scatter as an all-reduce of everything (the recorder shows it where the ranks use gloo); NCCL has the real one.
 # That bytes *between* steps are the peak: activations, the layer that FSDP2 has just gathered, and what an allocator keeps are extra.
 # The last row is an idea, not ``nn.DataParallel``, which has threads in place of processes, and Python's lock between them.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``RANKS`` to 4.
+# Which rows hold less on rank 0, and how much?
+#
+# Expect: ZeRO's states and FSDP2's whole row are divided by four; the assertion on ZeRO, written for halves, fails.
+#
+# Say it aloud
+# ------------
+# "With DDP every rank holds everything and a step sends each gradient once.
+# ZeRO's optimizer divides the states, FSDP also weights and gradients, and gathers each layer when it is needed.
+# Sharding trades memory for communication, so I use DDP as long as the model fits."

@@ -5,6 +5,11 @@ Accumulation, right and wrong
 Five loops accumulate over four micro-batches; which of them give the gradient of the whole batch, on all ranks, and what do they send?
 Each wrong one is one line away from the right one, and three of them train without an error.
 It serves :ref:`performance-alternatives`; the first two mistakes are also in the :ref:`museum <museum>`.
+
+Whether a backward sends is decided in its forward: under ``no_sync`` it only adds up.
+The last micro-batch must sync, and each loss must be divided by their number.
+
+:Level: core, 15 minutes
 """
 
 # %%
@@ -140,3 +145,16 @@ for i, loop in enumerate(LOOPS):
 # -----------------------
 #
 # That dividing by K is always right: micro-batches of different sizes, or losses that are means over tokens, need their own weights (:ref:`museum-mean-of-token-means`).
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``K`` to 8.
+# Which rows send more, and which factor changes?
+#
+# Expect: the two that reduce every micro-batch send twice as much, and the factor of the undivided loss is 8.
+#
+# Say it aloud
+# ------------
+# "I accumulate with forward and backward under ``no_sync`` and leave the last micro-batch out, so that a step sends once.
+# Without dividing the loss the gradient is K times as large, and nothing complains.
+# It buys a large batch in little memory, and pays with time per update."

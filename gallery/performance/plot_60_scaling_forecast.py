@@ -5,6 +5,11 @@ A forecast to 16,384 ranks
 What happens to a training step on thousands of ranks, how certain is that, and where do more ranks stop paying off?
 The lab states every assumption, computes, draws a band, and checks the small end with real ranks.
 It serves :ref:`performance-scaling`.
+
+A step on many ranks takes a rank's computing, the communication that does not hide, and the wait for the slowest.
+Weak scaling keeps each rank's batch, and strong scaling shares one.
+
+:Level: deep, 20 minutes
 """
 
 # %%
@@ -203,3 +208,16 @@ for ranks in (2, 4):
 #
 # That your run will be inside the band.
 # Loading data, saving checkpoints and broken nodes are not in it, and no rate in it was measured here.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``NODE`` to 25e9, one card for a node's eight GPUs.
+# Which suffers more, weak or strong scaling?
+#
+# Expect: strong scaling, since a single sample has too little backward to hide a transfer.
+#
+# Say it aloud
+# ------------
+# "Weak scaling loses to exposed communication and to the slowest rank, strong scaling also to what does not shrink with the batch.
+# Beyond the critical batch, more ranks hardly save steps.
+# More ranks buy time, and pay with samples that teach less."

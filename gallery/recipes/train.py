@@ -225,6 +225,8 @@ def from_hub(args):
     name = args.model.removeprefix("hf:")
     model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=2)
     tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # GPT-2's has none
+    model.config.pad_token_id = tokenizer.pad_token_id
     pairs = load_dataset("nyu-mll/glue", "mrpc")
 
     def tokens(part):

@@ -6,6 +6,11 @@ What happens between ``init_process_group`` and its return, and who waits there 
 This lab takes the call apart: the variables, the store, the addresses, the group.
 Then it makes the same group in four ways, makes one rank late, and leaves one out.
 It serves :ref:`setup-process-group`.
+
+Ranks find each other through a store: each writes where it listens and reads where the others do.
+Keep in mind: the call returns when the last rank has come, so a late rank is everybody's wait.
+
+:Level: core, 20 minutes
 """
 
 import datetime
@@ -209,3 +214,16 @@ record(files_left=left)
 # What this does not mean
 # -----------------------
 # NCCL does not connect at this point, unless it is given ``device_id``; without it the first collective waits instead.
+#
+# Change it: predict, then run
+# ----------------------------
+# In ``alone`` wait five seconds: ``timeout=datetime.timedelta(seconds=5)``.
+# Which of the two lone ranks waits longer, and how do their errors differ?
+#
+# Expect: rank 1, beyond the time that its message names, and it reports only that nobody answered; rank 0, which holds the store, ends soon after its time and counts who came.
+#
+# Say it aloud
+# ------------
+# "init_process_group is a rendezvous: a store on rank 0, addresses in it, then connections among all ranks.
+# Every way of naming the meeting point ends in a store.
+# A long timeout forgives slow starts, and lets a job with a missing rank burn its allocation before it says so."

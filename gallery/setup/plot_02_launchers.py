@@ -6,6 +6,11 @@ Who sets which variable
 Which launcher sets them, and what do you have to set yourself?
 This lab starts one program in four ways and prints the variables that it gets.
 It serves :ref:`setup-variables`.
+
+A launcher's contract with the program is a handful of variables.
+Keep in mind: four say where a rank stands and where to meet, ``LOCAL_RANK`` says which device to take, and plain ``python`` sets none.
+
+:Level: core, 10 minutes
 """
 
 import json
@@ -116,3 +121,16 @@ for name, printed in ("torchrun", torchrun("hello_ddp.py", 2)), ("spawn.py", spa
 # What this does not mean
 # -----------------------
 # A launcher is more than variables: torchrun watches its processes, ends all of them when one fails, and can restart them.
+#
+# Change it: predict, then run
+# ----------------------------
+# Give torchrun a number of threads: ``torchrun("variables.py", 2, env={"OMP_NUM_THREADS": "4"})``.
+# What does its column show?
+#
+# Expect: 4, in that column alone: torchrun passes on what you have set.
+#
+# Say it aloud
+# ------------
+# "torchrun, spawn and Slurm differ in who starts the processes; the program reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from any of them.
+# torchrun also watches and restarts.
+# spawn needs no other command and leaves errors, variables and threads to you."

@@ -6,6 +6,11 @@ On two machines you start ``torchrun`` twice, once on each.
 Who then decides which machine has ranks 0 and 1?
 Here both agents run on one host, each with its own loopback address; nothing else is different.
 It serves :ref:`setup-variables` and :ref:`setup-launchers`.
+
+With several machines each runs an agent, the agents meet first, and they number the nodes among themselves.
+Keep in mind: read your rank, and do not derive it from the order in which you started.
+
+:Level: deep, 12 minutes
 """
 
 import json
@@ -103,3 +108,16 @@ ax.set_title("Two agents with two ranks each, as they were numbered")
 # What this does not mean
 # -----------------------
 # The static rendezvous (``--master-addr`` and ``--node-rank``) does number the nodes as you ask.
+#
+# Change it: predict, then run
+# ----------------------------
+# Start the second agent at 127.0.0.3 in place of 127.0.0.10.
+# Which agent gets ranks 0 and 1?
+#
+# Expect: that at 127.0.0.2: as text it now comes first; the lines after the table still ask for 127.0.0.10, and end the lab.
+#
+# Say it aloud
+# ------------
+# "Under the c10d rendezvous the agents agree on node numbers by comparing addresses or names as text, and node 0 hosts the store of the ranks.
+# So ranks are right, and not those that I expected.
+# The static rendezvous gives me the order, and gives up joining late and replacing a node."

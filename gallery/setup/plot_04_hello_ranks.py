@@ -6,6 +6,11 @@ Are all ranks there, can they reach each other, and is each one what the others 
 ``hello_ranks.py`` asks these questions in the order in which they can be answered, each with a time limit, and prints one table.
 This lab runs it three times: where all is well, with a wrong network interface, and with a rank that never comes.
 It serves :ref:`setup-hello-ranks`.
+
+A first program on a cluster asks the simplest question first, and stops at the first wrong answer.
+Keep in mind: a rank that is missing can be named only by those that are there.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -78,3 +83,16 @@ assert tables[1] == ""
 # -----------------------
 # The :measured:`hello-ranks.rate` above is a copy through the memory of one machine, not the rate of a network.
 # On one machine, clocks and connections between machines are not checked either.
+#
+# Change it: predict, then run
+# ----------------------------
+# Start other ranks by hand: ``for rank in ("0", "2")``.
+# Whom does rank 0's table report, and which checks does it skip?
+#
+# Expect: rank 1, of which it got no message, and everything that needs all ranks; the assertion that rank 2 is missing fails.
+#
+# Say it aloud
+# ------------
+# "Before a job I run a small program that checks variables, rendezvous, versions, devices, interfaces and an all-reduce, each with a time limit.
+# It says what is wrong and on which machine.
+# It costs a minute of the allocation, and it checks what a small program can see, not how the network behaves under load."

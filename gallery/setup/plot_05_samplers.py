@@ -4,6 +4,11 @@ Who reads which sample
 
 Four ranks share ten samples, so ``DistributedSampler`` has to deal two of them twice or leave two out: which ones?
 This lab also shows what shuffling, epochs and seeds change; it serves :ref:`setup-samplers`.
+
+All ranks compute the same order from a seed and an epoch, and each takes every p-th place of it.
+Keep in mind: equal length on all ranks, so what does not divide is repeated or left out.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -98,3 +103,16 @@ assert tiny == [[]] * RANKS
 # What this does not mean
 # -----------------------
 # That all ranks need the same seed: dropout and augmentation want a seed per rank, and only the sampler's ``seed`` must be the same.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``SAMPLES`` to 9.
+# How many samples are read twice, and how many does ``drop_last`` leave out?
+#
+# Expect: three are read twice, so that each rank has three, and one is left out, so that each has two; the assertion that was written for ten fails.
+#
+# Say it aloud
+# ------------
+# "DistributedSampler deals one common order to the ranks in turns and pads it, so that all ranks make the same number of steps.
+# Padding counts a few samples twice; drop_last leaves a few out.
+# For training either will do, and for evaluation neither: there I take every p-th sample and divide by the true count."

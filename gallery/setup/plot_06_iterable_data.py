@@ -5,6 +5,11 @@ Streams, ranks and workers
 An ``IterableDataset`` has no sampler, so nothing divides it: every worker process of every rank gets a copy, and a copy yields everything.
 Two ranks with two workers each read the same shards, until each sample is read once and no rank waits for another.
 It serves :ref:`setup-iterable-data`.
+
+A stream has no index to deal, so each copy of it has to know which share is its own, by rank and by worker.
+Keep in mind: ranks need equally many batches, or a vote before each step.
+
+:Level: deep, 15 minutes
 """
 
 # %%
@@ -114,3 +119,16 @@ assert steps == [3, 3]
 #
 # - The shares are numbered ``worker * ranks + rank``, so that ranks differ by at most one shard; ``rank * workers + worker`` gives all extra shards to the low ranks.
 # - The vote costs one small all-reduce per step and, at the end, the batches that some ranks have but do not use.
+#
+# Change it: predict, then run
+# ----------------------------
+# Number the shares by ``self.rank * workers + worker``, and let ``train`` read 6 shards in place of 7.
+# How many steps does each rank have without the vote?
+#
+# Expect: rank 1 has two and rank 0 more, because the first two shares get the additional shards and both are rank 0's, so it hangs; with the vote both make two, and the assertion that expects three fails.
+#
+# Say it aloud
+# ------------
+# "Every worker of every rank gets a copy of the stream, so I split the shards by rank and worker.
+# If the shards do not divide, one rank has more batches and would wait for ever.
+# A vote per step ends all ranks together; it costs a small all-reduce per step and the batches that some ranks still had."

@@ -5,6 +5,11 @@ What a worker draws
 Random augmentation runs in the loader's worker processes, each with its own generators.
 Do two ranks, two workers and two epochs draw different numbers?
 It serves :ref:`setup-worker-seeds`.
+
+A worker's global generators follow from its rank's generator and its number; a generator that the data set keeps is copied as it is.
+Keep in mind: what is copied repeats.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -88,3 +93,16 @@ print(f"{len(set(results[0].values()))} of 8 differ, and are the same on 1, 2 an
 # - Each rank draws a base seed from its own torch generator at the start of an epoch, and a worker seeds torch, numpy and Python with the base seed and its number.
 #   So workers differ and epochs differ; ranks differ only if their generators do.
 # - The generator that the data set keeps is copied to each worker unchanged: :measured:`worker-seeds.own_kept` are different, however you seed.
+#
+# Change it: predict, then run
+# ----------------------------
+# Make the kept generator without a seed: ``np.random.default_rng()``.
+# How many of its eight numbers are different?
+#
+# Expect: two, one per rank: each rank makes its own, and both workers and both epochs start from the same copy; the assertion that there is one fails.
+#
+# Say it aloud
+# ------------
+# "Ranks that share a seed augment alike, so I seed by rank, and nothing random lives in the data set.
+# Better still, I derive the generator from seed, epoch and sample number.
+# That is the same on any number of ranks and after a resume; it costs making a generator per sample."

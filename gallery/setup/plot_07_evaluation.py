@@ -5,6 +5,11 @@ Evaluation without double counting
 Three ways to get a wrong validation loss from ranks that do nothing wrong: padding, a mean of means, and running statistics that differ.
 Four ranks evaluate 21 samples, and one process computes the right loss.
 It serves :ref:`setup-evaluation`.
+
+A loss over all samples is one sum divided by one count; padding and means of means change what is counted.
+Keep in mind: also evaluate one model, with the same statistics on all ranks.
+
+:Level: core, 12 minutes
 """
 
 # %%
@@ -113,3 +118,16 @@ for way in ("module(x)", "broadcast, module(x)", "ddp(x)"):
 # - One rank has six samples and three have five, so a mean of means is off by :measured:`evaluation.means:.2f` with nothing counted twice; padding alone is off by :measured:`evaluation.padded:.2f`.
 # - ``module(x)`` bypasses DDP: each rank evaluates with the running statistics that its own last batch left, and the loss is off by :measured:`evaluation.own:.2f`.
 # - Under ``no_grad`` the wrapper's first forward broadcasts the buffers, and later ones send nothing.
+#
+# Change it: predict, then run
+# ----------------------------
+# Set ``SAMPLES`` to 20, which four ranks divide.
+# What is left of the errors in the first table?
+#
+# Expect: nothing, all four values are right: padding and means go wrong only where the samples do not divide; the assertion that expects an error fails.
+#
+# Say it aloud
+# ------------
+# "I evaluate every p-th sample without padding, sum losses and counts, and divide once.
+# Before that I make the buffers equal, or go through the wrapper.
+# The wrapper does that by itself and sends in its first forward; the inner module sends nothing, and uses whatever statistics this rank has."

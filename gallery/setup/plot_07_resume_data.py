@@ -5,6 +5,11 @@ Resuming an epoch
 A run is stopped after five of an epoch's batches; the next has to begin with the sixth.
 What does it cost to get there, who knows the position, and is it still right with another number of ranks?
 It serves :ref:`setup-resume-data`.
+
+The position in an epoch is a number of steps; all else follows from seed, epoch and batch size.
+Keep in mind: count what was trained, not what the loader has asked for.
+
+:Level: core, 10 minutes
 """
 
 # %%
@@ -107,3 +112,16 @@ assert used[0] == used[1] == used[2]
 #
 # - Keep the number of steps, and compute the position from it: what was *trained* is what counts.
 # - Ranks take turns at one order, so after :math:`k` steps with global batch :math:`M` its first :math:`k\\,M` samples are used up, for any number of ranks.
+#
+# Change it: predict, then run
+# ----------------------------
+# Resume on three ranks: ``for ranks in (1, 2, 3)``.
+# Are the samples that were used the same as on one rank?
+#
+# Expect: no, there are fewer: eight does not divide by three, so a step uses six; the assertion that all rows are equal fails.
+#
+# Say it aloud
+# ------------
+# "I save the step and compute where to begin: with the same seed and epoch, every rank draws the order again and skips its part.
+# Skipping numbers costs nothing, skipping batches reads them all.
+# It holds for another number of ranks only while the global batch stays the same, so I give up choosing the batch per rank freely."

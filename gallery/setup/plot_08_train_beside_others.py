@@ -5,6 +5,8 @@ train.py beside the plain loop and Accelerate
 What do the votes, the clipping and the logging of ``train.py`` cost?
 Its step is timed beside the bare DDP loop of tutorials, and beside Accelerate where that is installed.
 It serves :ref:`setup-recipe`.
+
+:Level: evidence, 10 minutes
 """
 
 # %%

@@ -28,7 +28,7 @@ And what changes:
 
 .. code-diff:: /../gallery/recipes/single_device.py /../gallery/recipes/converted_ddp.py
 
-Change a line of ``converted_ddp.py``, predict what it will print, and run it on two ranks.
+:Level: core, 25 minutes
 """
 
 import contextlib
@@ -160,11 +160,19 @@ ax.set_title("Four forgotten lines train another model, two only misreport it")
 # * A converted program is not finished: it cannot resume, nor stop on request.
 #   :ref:`setup-recipe` does both.
 #
+# Change it: predict, then run
+# ----------------------------
+# Add a line to ``EDITS``: ``"the exit: no barrier": ("dist.barrier()", "pass"),``.
+# Do the saved weights differ?
+#
+# Expect: only by rounding, as without the edit: the barrier changes no number, it keeps the other ranks from leaving while rank 0 still writes.
+#
 # Say it aloud
 # ------------
 # "Five things change. Each process takes its device and joins the group; the model is wrapped; a distributed sampler deals the data and gets the epoch; what I report is reduced over the ranks; and rank 0 alone prints and saves.
 # I keep the global batch by dividing it by the world size.
-# The loop itself stays, because DDP averages the gradients inside the backward."
+# The loop itself stays, because DDP averages the gradients inside the backward.
+# That keeps the result; keeping the batch per rank would keep the GPUs busier, and asks for another learning rate."
 #
 # Intuition notes
 # ---------------

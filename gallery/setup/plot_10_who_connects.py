@@ -5,6 +5,11 @@ Who connects to whom
 Which connections does a training on two machines need, and which ports do they use?
 Two agents with two ranks each meet and wait; the kernel's own table then shows who is connected to whom.
 It serves :ref:`setup-rendezvous`.
+
+Agents meet at the endpoint that you name; ranks meet at a second store, and then connect among themselves on ports that the system chooses.
+Keep in mind: one open port is not enough.
+
+:Level: deep, 15 minutes
 """
 
 from ddplab.labs.machines import connections, machines, torchrun
@@ -112,3 +117,16 @@ ax.set_title(f"{len(seen)} connections of four ranks on two machines")
 #
 # That NCCL connects like this: gradients on GPUs travel over connections of its own, along rings and trees.
 # Its ranks too begin at the second store.
+#
+# Change it: predict, then run
+# ----------------------------
+# Remove ``dist.barrier()`` from ``PROGRAM``.
+# Which of the connections between ranks are gone?
+#
+# Expect: none: gloo connects all pairs inside ``init_process_group``, before any collective is called.
+#
+# Say it aloud
+# ------------
+# "A torchrun job on two machines opens the rendezvous port, a store for the group, and a connection for each pair of ranks on free ports.
+# So a firewall between nodes has to let all ports of the job through.
+# Connecting every pair at the start finds a blocked one at once, and grows with the square of the ranks."

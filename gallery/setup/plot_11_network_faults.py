@@ -5,6 +5,8 @@ When the network fails
 A worker is killed, a cable comes out, a port is blocked, the interface has another name.
 What does each rank and each agent report, and after how long?
 It serves :ref:`setup-network-faults`.
+
+:Level: evidence, 12 minutes
 """
 
 import re

@@ -5,6 +5,11 @@ Debian's 127.0.1.1
 Debian's installer gives a machine's own name the address 127.0.1.1, and the other machines do not know that name.
 How does training on two such machines fail, and what fixes it?
 It serves :ref:`setup-names`.
+
+Three programs look up the machine's name in turn, and each acts on the address that it gets.
+Keep in mind: a name must mean the same address on every machine.
+
+:Level: deep, 12 minutes
 """
 
 import re
@@ -101,3 +106,16 @@ for name in ("+ GLOO_SOCKET_IFNAME", "hosts file fixed"):
 # -----------------------
 #
 # That every Debian machine has the trap: where the name service knows all machines, the second failure does not occur.
+#
+# Change it: predict, then run
+# ----------------------------
+# Add a try with the last option alone: ``"only GLOO_SOCKET_IFNAME": (DEBIAN, False, False, True, 5),``.
+# Does it get further than *as installed*?
+#
+# Expect: no, it fails at the same place: the agents look the name up first, and this option speaks to gloo only. (It needs network namespaces, as the lab does.)
+#
+# Say it aloud
+# ------------
+# "Debian gives a machine's own name the address 127.0.1.1, so agents, ranks and gloo each publish an address that leads nowhere for the others.
+# Three options work around it, one line in the hosts file fixes it.
+# The options need no root and go into every job script; the file needs an administrator, once."

@@ -6,6 +6,11 @@ How long does an all-reduce take when the network is the bottleneck?
 A ring sends 2(p−1)/p times the bytes of the tensor over the link of each rank, so the rate of the link gives the time.
 Here the kernel limits what each machine sends, and the formula is compared with the clock.
 It serves :ref:`setup-slow-link`.
+
+Where the link is the bottleneck, an all-reduce takes as long as its bytes need to leave a machine.
+Keep in mind: 2(p−1)/p times the tensor, divided by the rate.
+
+:Level: core, 10 minutes
 """
 
 from ddplab.labs.machines import machines, torchrun
@@ -105,3 +110,16 @@ ax.set_title("The rate of the link gives the time")
 # That a shaped link behaves like a slow network: only its rate is limited, and its latency stays that of one host, some hundredths of a millisecond.
 # Small messages therefore look too good here.
 # A delay needs the kernel's netem, which is often absent; a link emulated in the program is in :ref:`from-scratch-training-run`.
+#
+# Change it: predict, then run
+# ----------------------------
+# Send a tenth: ``NBYTES = 400_000``.
+# At which end of the rates does the formula stop fitting?
+#
+# Expect: at the fast end, where the time is well above the formula: there the bytes take hardly longer than what every message costs anyway. (It needs network namespaces, as the lab does.)
+#
+# Say it aloud
+# ------------
+# "A ring sends nearly twice the tensor over each rank's link, so I divide that by the rate and know the time before I measure.
+# Below some size the latency counts and the formula is too good.
+# A shaped link on one host tests a rate without hardware, and says nothing about the latency of a real network."

@@ -5,6 +5,8 @@ A restart that reads old addresses
 With ``--max-restarts`` the agent starts its ranks again after one has died.
 Why do the new ranks sometimes try to reach those of the life before?
 It serves :ref:`setup-network-faults`.
+
+:Level: evidence, 10 minutes
 """
 
 import contextlib

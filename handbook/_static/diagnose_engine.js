@@ -924,17 +924,12 @@ window.makeDiagnoseEngine = function makeEngine(data) {
   // ranking.py
 
   function answerTo(all) {
-    let top = null;
-    for (const one of [...all].reverse()) {
+    const each = [...all].reverse().map((one) => {
       findings = one;
-      top = ranked();
-      if (top.some((other) => other.kind <= GENERIC)) break;
-      top = null;
-    }
-    if (!top) {
-      findings = all[all.length - 1];
-      top = ranked();
-    }
+      return [one, ranked()];
+    });
+    const [found, top] = each.find(([, some]) => some.some((one) => one.kind <= GENERIC)) || each[0];
+    findings = found;
     const root = rootExit(), diagnoses = top.map((one) => written(one, root));
     if (top.length) diagnoses[0].why = [diagnoses[0].why, ...saidOf(top[0], all)].join(" ");
     const fails = top.some((one) => one.role !== "warning");
@@ -953,13 +948,17 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     return said;
   }
 
+  function putBefore(one, others) {
+    one.place = Math.min(one.place, ...others.map((other) => other.place - 1));
+  }
+
   function preferLastError(found) {
     const lines = new Set([...findings.lastErrors.values()].map((hit) => `${hit.source.name}\n${hit.number}`));
     for (const one of found) {
       if (!one.entry || !one.hits.some((hit) => lines.has(`${hit.source.name}\n${hit.number}`))) continue;
       const generic = found.filter((other) => other.role === "generic" && other.id.startsWith("nccl-") && other !== one);
       one.explains = [...one.explains, ...generic.map((other) => other.id)];
-      one.place = Math.min(one.place, ...generic.map((other) => other.place - 1));
+      putBefore(one, generic);
     }
   }
 
@@ -1005,7 +1004,7 @@ window.makeDiagnoseEngine = function makeEngine(data) {
     [...found].sort((a, b) => compare(key(a), key(b))).forEach((one, index) => { one.place = 2 * index; });
     for (const one of found) {
       if (!one.hits.every((hit) => words.scheduler.some((name) => hit.text.startsWith(name)))) continue;
-      one.place = Math.min(one.place, ...found.filter((other) => one.explains.includes(other.id)).map((other) => other.place - 1));
+      putBefore(one, found.filter((other) => one.explains.includes(other.id)));
     }
   }
 

@@ -12,6 +12,8 @@ customElements.define("ddp-drill", class extends HTMLElement {
     const asked = new URLSearchParams(location.search);
     this.chapter = this.choice(this.chapters(), asked.get("chapter") ?? `${asked.get("part") ?? ""}/`);
     this.level = this.choice([["", "all levels"], ...["core", "deep", "staff"].map((one) => [one, one])], asked.get("level"));
+    const round = asked.get("stop"), counts = [...new Set([10, 20, 40, ...(/^[1-9]\d?$/.test(round) ? [Number(round)] : [])])];
+    this.stop = this.choice([["", "all"], ...counts.sort((a, b) => a - b).map((one) => [String(one), one])], round);
     this.clock = clock();
     const box = make("input", "");
     box.type = "checkbox";
@@ -22,7 +24,7 @@ customElements.define("ddp-drill", class extends HTMLElement {
     this.stage = make("div", "room-stage");
     this.append(
       make("div", "room-row", make("label", "", "Chapter ", this.chapter), make("label", "", "Level ", this.level),
-        make("label", "", box, " Clock"), this.clock.shown),
+        make("label", "", "Stop after ", this.stop), make("label", "", box, " Clock"), this.clock.shown),
       this.status, this.stage);
     addEventListener("ddp-progress", () => this.begin(""));
     addEventListener("keydown", (event) => this.key(event));
@@ -56,6 +58,7 @@ customElements.define("ddp-drill", class extends HTMLElement {
     const fresh = ["core", "deep", "staff"].flatMap((level) => chosen.filter((card) => card.level === level && !cards[card.id]));
     this.later = chosen.filter(({ id }) => cards[id]?.due > today).map(({ id }) => cards[id].due).sort();
     this.queue = [...due, ...fresh];
+    this.graded = this.constructor.GRADES.map(() => 0); // of this round
     this.ask(said);
   }
 
@@ -63,7 +66,12 @@ customElements.define("ddp-drill", class extends HTMLElement {
     const { cards } = ddpProgress.read(), today = ddpProgress.today();
     const seen = Object.values(cards).filter((card) => card.seen === today).length;
     const due = this.queue.filter(({ id }) => cards[id]).length, fresh = this.queue.length - due;
-    this.status.textContent = `${said ? `${said} ` : ""}${due} due, ${fresh} new; ${seen} answered today.`;
+    const round = this.stop.value && `; ${this.answered()} of ${this.stop.value} in this round`;
+    this.status.textContent = `${said ? `${said} ` : ""}${due} due, ${fresh} new; ${seen} answered today${round}.`;
+  }
+
+  answered() {
+    return this.graded.reduce((all, one) => all + one);
   }
 
   ask(said, thenFocus = false) {
@@ -71,6 +79,15 @@ customElements.define("ddp-drill", class extends HTMLElement {
     this.card = this.queue[0];
     this.tell(said);
     this.shown = false;
+    if (this.card && this.answered() === Number(this.stop.value || Infinity)) {
+      const end = make("p", "", `The round is over: ${this.constructor.GRADES.map(([name], n) => `${this.graded[n]} ${name.toLowerCase()}`).join(", ")}.`);
+      const plans = make("a", "", "To the plans");
+      plans.href = "index.html";
+      this.stage.replaceChildren(end, make("div", "room-row", button("Another round", () => this.begin(""), "room-main"), plans));
+      this.card = undefined;
+      ddpRoom.focus(end);
+      return;
+    }
     if (!this.card) {
       const next = this.later.length ? ` The next card comes back on ${this.later[0]}.` : "";
       this.stage.replaceChildren(make("p", "", `Nothing of this choice is due.${next}`));
@@ -153,6 +170,7 @@ customElements.define("ddp-drill", class extends HTMLElement {
       const box = this.box(cards[id], up);
       cards[id] = { box, due: today(this.constructor.DAYS[box - 1]), seen: today() };
     });
+    this.graded[number] += 1;
     this.queue.shift();
     if (up === 0) this.queue.splice(4, 0, this.card); // soon again, but not at once
     this.ask(kept ? `${name}.` : `${name}; this browser keeps nothing for this page.`, true);

@@ -8,12 +8,16 @@ customElements.define("ddp-mock", class extends HTMLElement {
   connectedCallback() {
     const { make, button } = ddpRoom;
     this.design = new Set(this.getAttribute("design").split(" "));
-    this.stage = make("div", "room-stage", make("div", "room-row", button("Draw a set and start", () => this.start(), "room-main")));
     this.replaceChildren();
     this.cards = ddpRoom.cards(this);
-    this.append(this.stage);
     this.whole = ddpRoom.clock();
     this.one = ddpRoom.clock();
+    const kept = this.kept(), start = button("Draw a set and start", () => this.start(), "room-main");
+    const again = kept && button(`Go on with question ${kept.place + 1} of ${kept.set.length}`, () => this.resume(kept), "room-main");
+    if (kept) start.className = "";
+    this.stage = make("div", "room-stage", make("div", "room-row", ...(kept ? [again, start] : [start])));
+    this.append(this.stage);
+    addEventListener("pagehide", () => this.keep());
     addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -40,6 +44,33 @@ customElements.define("ddp-mock", class extends HTMLElement {
     this.go();
   }
 
+  // An interview that has begun is kept until its end; the clocks stand still while its page is closed.
+  keep() {
+    if (!this.set || this.place >= this.set.length) return;
+    const set = this.set.map(({ card: { id }, ...rest }) => ({ id, ...rest }));
+    const mock = { set, place: this.place, shown: this.shown, whole: this.whole.seconds(), one: this.one.seconds() };
+    ddpProgress.change((data) => { data.mock = mock; });
+  }
+
+  // What was kept, if this book still has all of its cards.
+  kept() {
+    const { mock } = ddpProgress.read();
+    if (!Array.isArray(mock?.set) || !(mock.place in mock.set)) return null;
+    const set = mock.set.map(({ id, ...rest }) => ({ card: this.cards.find((one) => one.id === id), ...rest }));
+    return set.every(({ card }) => card) ? { ...mock, set } : null;
+  }
+
+  resume({ set, place, shown, whole, one }) {
+    this.set = set;
+    this.place = place - 1;
+    this.whole.restart(whole);
+    this.go();
+    this.one.restart(one);
+    if (!shown) return;
+    this.answer();
+    if (set[place].score !== undefined) this.scores.querySelectorAll("input")[set[place].score].click();
+  }
+
   go() {
     const { make, button, partsOf, focus } = ddpRoom;
     this.place += 1;
@@ -50,10 +81,20 @@ customElements.define("ddp-mock", class extends HTMLElement {
     this.one.restart();
     const times = make("p", "room-times", "this question ", this.one.shown, ` of about ${minutes}:00 · all `, this.whole.shown);
     const about = make("p", "room-about", `Question ${this.place + 1} of ${this.set.length} · ${kind} · ${card.title}`);
+    const round = kind === "design" ? this.round() : "";
     this.row = make("div", "room-row", button("I have answered: show a strong answer", () => this.answer(), "room-main"));
-    this.body = make("div", "room-body", about, this.parts.question);
+    this.body = make("div", "room-body", about, this.parts.question, round);
     this.stage.replaceChildren(times, this.body, this.row);
+    this.keep();
     focus(this.parts.question);
+  }
+
+  // A worked case that the page names, in a tab of its own: the set waits here for its score.
+  round() {
+    const cases = [...document.querySelectorAll(".mock-cases a")];
+    const link = cases[Math.floor(Math.random() * cases.length)].cloneNode(true);
+    link.target = "_blank";
+    return ddpRoom.make("p", "room-round", "Or, in 45 minutes, a whole design case: ", link, ". It opens in a new tab.");
   }
 
   answer() {
@@ -66,7 +107,7 @@ customElements.define("ddp-mock", class extends HTMLElement {
       const box = make("input", "");
       box.type = "radio";
       box.name = "room-score";
-      box.addEventListener("change", () => { this.set[this.place].score = score; next.disabled = false; });
+      box.addEventListener("change", () => { this.set[this.place].score = score; next.disabled = false; this.keep(); });
       scores.append(make("label", "", box, ` ${score}: ${words}`));
     });
     const last = this.place + 1 === this.set.length;
@@ -76,6 +117,7 @@ customElements.define("ddp-mock", class extends HTMLElement {
     this.scores = scores;
     this.row.replaceChildren(next);
     this.row.before(scores);
+    this.keep();
     focus(answer);
   }
 
@@ -83,8 +125,9 @@ customElements.define("ddp-mock", class extends HTMLElement {
   end() {
     const { make, button, focus } = ddpRoom;
     const weak = this.set.filter(({ score }) => score < 2), today = ddpProgress.today();
-    ddpProgress.change(({ cards }) => {
-      for (const { card } of weak) cards[card.id] = { box: 1, due: today, seen: today };
+    ddpProgress.change((data) => {
+      for (const { card } of weak) data.cards[card.id] = { box: 1, due: today, seen: today };
+      delete data.mock;
     });
     const sum = (list) => `${list.reduce((all, { score }) => all + score, 0)} of ${3 * list.length}`;
     const title = make("h2", "room-score", `Score: ${sum(this.set)}`);

@@ -1,4 +1,5 @@
-// What a reader has done: ticks, and where each card of the drill stands. Kept in this browser under one key, never sent.
+// What a reader has done: ticks, where each card of the drill stands, a mock interview that has begun ("mock", which only
+// its page reads). Kept in this browser under one key, never sent.
 "use strict";
 
 const ddpProgress = (() => {

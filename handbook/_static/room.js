@@ -45,9 +45,10 @@ const ddpRoom = (() => {
     const shown = make("span", "room-clock");
     shown.setAttribute("role", "timer");
     let began = performance.now();
-    const tell = () => { shown.textContent = words((performance.now() - began) / 1000); };
+    const seconds = () => (performance.now() - began) / 1000;
+    const tell = () => { shown.textContent = words(seconds()); };
     setInterval(tell, 1000);
-    return { shown, restart: () => { began = performance.now(); tell(); } };
+    return { shown, seconds, restart: (from = 0) => { began = performance.now() - 1000 * from; tell(); } };
   }
 
   const keysAreOff = () => { try { return localStorage.getItem("keys") === "off"; } catch { return false; } };
@@ -99,7 +100,7 @@ customElements.define("ddp-keep", class extends HTMLElement {
   }
 
   give() {
-    const data = ddpProgress.read(), link = document.createElement("a");
+    const { version, done, cards } = ddpProgress.read(), data = { version, done, cards }, link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([JSON.stringify(data, null, 1)], { type: "application/json" }));
     link.download = `ddp-progress-${ddpProgress.today()}.json`;
     link.click();

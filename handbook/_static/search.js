@@ -5,6 +5,11 @@
   // Where readers who search want to land: chapters and messages first, labs below them, lists last.
   const KINDS = { chapter: 1.6, error: 1, practice: 0.5, lab: 0.5, reference: 0.3 };
   const FIELDS = { asked: 8, title: 6, page: 3, code: 1.5, text: 1 };
+  // Words of a question that say nothing about what it asks for.
+  const SMALL = new Set(("a about all am an and any are as at be been but by can could did do does for from get gets got had has have "
+    + "how i if in instead into is it its just may me mean means my need of on one ones only or other others really same should so some "
+    + "still than that the their them then there these they this though to too use was we what when where which while who why will with "
+    + "without would you your").split(" "));
   let ready = null;
 
   function load(file) {
@@ -53,23 +58,30 @@
     const plain = query.trim().toLowerCase().replace(/\s+/g, " ");
     if (!plain) return [];
     // A pasted line is the message of an entry, or stands around it, if it has all parts of it that do not vary.
-    const having = (what) => new Set(sections.flatMap((section, number) =>
-      section[what]?.some((parts) => parts.every((part) => plain.includes(part.toLowerCase()))) ? [number] : []));
+    // A message of one or two words ("Training …") is meant if it is most of what was typed, as it was printed.
+    const meant = (parts) => parts.every((part) => plain.includes(part.toLowerCase())) && (parts.join("").length > 15
+      || (parts.every((part) => query.includes(part.trim())) && 2 * parts.join("").length >= plain.length));
+    const having = (what) => new Set(sections.flatMap((section, number) => (section[what]?.some(meant) ? [number] : [])));
     const said = having("says"), printed = having("prints");
     const options = {
       boost: FIELDS, prefix: (word) => word.length > 3, fuzzy: (word) => (word.length > 5 ? 0.15 : false), maxFuzzy: 1,
       boostDocument: (number) => KINDS[sections[number].kind] / Math.sqrt(sections[number].level),
     };
-    const others = plain.split(" ").flatMap((word) => (Object.hasOwn(words, word) ? words[word].split(" ") : [])).filter(Boolean).join(" ");
-    let hits = index.search(plain, { ...options, combineWith: "AND" });
+    const telling = plain.split(" ").filter((word) => !SMALL.has(word.replace(/[^\p{L}\p{N}_]+$/u, ""))).join(" ") || plain;
+    const others = telling.split(" ").flatMap((word) => (Object.hasOwn(words, word) ? words[word].split(" ") : [])).filter(Boolean).join(" ");
+    let hits = index.search(telling, { ...options, combineWith: "AND" });
     if (hits.length < 3 || others) {
       const known = new Set(hits.map((hit) => hit.id));
-      const more = index.search({ combineWith: "OR", queries: [{ queries: [plain], ...options, combineWith: "OR" },
+      const more = index.search({ combineWith: "OR", queries: [{ queries: [telling], ...options, combineWith: "OR" },
         ...(others ? [{ queries: [others], ...options, combineWith: "OR" }] : [])] }, options);
-      const asked = new Set(tokens(plain).map(term)).size;
+      // How much of the question a section has, by how rare the words are.
+      const often = Object.create(null);  // a word may be "constructor"
+      for (const hit of more) for (const one of new Set(hit.queryTerms)) often[one] = (often[one] ?? 0) + 1;
+      const weight = (names) => [...new Set(names)].reduce((sum, one) => sum + Math.log(1 + sections.length / (often[one] ?? 1)), 0);
+      const asked = weight(tokens(telling).map(term));
       for (const hit of more) {
         if (known.has(hit.id)) continue;
-        hit.score *= Math.min(1, new Set(hit.queryTerms).size / asked) ** 2;
+        hit.score *= Math.min(1, weight(hit.queryTerms) / asked);
         hits.push(hit);
       }
     }

@@ -508,3 +508,33 @@ def test_steps_use_up_the_same_samples_on_any_number_of_ranks():
         for step, batches in enumerate(zip(*launch(worker, ranks, 3), strict=True)):
             together = sorted(i for batch in batches for i in batch)
             assert together == sorted(order[12 * step :][:12])
+
+
+def f1(counts):
+    """F1 of true positives, false positives and false negatives."""
+    right, wrong, missed = counts.tolist()
+    return 2 * right / (2 * right + wrong + missed)
+
+
+@proves("setup-f1-from-summed-counts")
+def test_f1_comes_from_the_counts_of_all_ranks():
+    """Thirty samples whose positives lie mostly at the end: the counts add up, the ranks' F1 do not average to it."""
+    where = torch.arange(30)
+    labels = ((where >= 24) | (where % 15 == 0)).long()
+    guesses = ((where < 10) | (where >= 20)).long()
+
+    def counts(label, guess):
+        return torch.stack([(label * guess).sum(), ((1 - label) * guess).sum(), (label * (1 - guess)).sum()])
+
+    def worker():
+        mine = slice(*(30 * (dist.get_rank() + i) // dist.get_world_size() for i in (0, 1)))
+        own = counts(labels[mine], guesses[mine]).to(device())
+        alone = f1(own)
+        dist.all_reduce(own)
+        return alone, f1(own)
+
+    whole = f1(counts(labels, guesses))
+    for ranks in (2, 3):
+        alone, together = zip(*launch(worker, ranks), strict=True)
+        assert set(together) == {whole}
+        assert abs(sum(alone) / ranks - whole) > 0.04

@@ -183,10 +183,11 @@ def test_without_the_guard_every_child_runs_the_file(tmp_path):
     assert without.how == "raised"
     assert refused > 0
     assert "trains" not in without.printed
-    assert without.printed.splitlines().count("reads") == 1 + refused
+    # Children print at once, so their lines may run together.
+    assert len(re.findall(r"\breads", without.printed)) == 1 + refused
     assert guarded.how == "returned"
-    assert guarded.printed.splitlines().count("trains") == 2
-    assert guarded.printed.splitlines().count("reads") == 1 + 2  # a child imports the file in any case
+    assert len(re.findall(r"\btrains", guarded.printed)) == 2
+    assert len(re.findall(r"\breads", guarded.printed)) == 1 + 2  # a child imports the file in any case
 
 
 # -- processes --------------------------------------------------------------------------------------

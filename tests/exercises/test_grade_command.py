@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from graded import first_failure
 
 from ddplab import cli
 from ddplab.cli.terminal import Terminal
+from ddplab.errors import BadInput
+from ddplab.grading import exercises
 from ddplab.grading.exercises import EXERCISES, MAX_FILE_BYTES, exercise_names, section
 from tools import ended, wait_until
 
@@ -58,7 +61,19 @@ def test_lists_the_exercises(capsys):
     assert cli.main(["grade"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == exercise_names()
     assert cli.main(["grade", "--json"]) == 0
-    assert [e["name"] for e in json.loads(capsys.readouterr().out)["exercises"]] == exercise_names()
+    listed = json.loads(capsys.readouterr().out)["exercises"]
+    assert [e["name"] for e in listed] == exercise_names()
+    assert {e["level"] for e in listed} == {"core", "deep"}
+    assert all(5 <= e["minutes"] <= 60 for e in listed)
+
+
+def test_an_exercise_without_its_level_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(exercises, "EXERCISES", tmp_path)
+    shutil.copytree(EXERCISES / NAME, tmp_path / NAME)
+    grader = tmp_path / NAME / "grader.py"
+    grader.write_text(re.sub(r"\n:Level: .*\n", "", grader.read_text()))
+    with pytest.raises(BadInput, match=r"grader.py: the docstring ends with .* its last line must be such as"):
+        exercises.find_exercise(NAME)
 
 
 @pytest.mark.parametrize("name", exercise_names())

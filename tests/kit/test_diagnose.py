@@ -16,7 +16,6 @@ import zipfile
 import pytest
 
 from ddplab import cli
-from ddplab.cli.diagnose import plain
 from ddplab.diagnose import Diagnosis, Engine, diagnose, entries
 from ddplab.diagnose.lines import read_line
 from ddplab.diagnose.ranking import Answer
@@ -612,10 +611,6 @@ def test_a_log_without_an_error_says_what_to_do_next(capsys):
     assert "py-spy dump" in printed
     code, printed, _ = run(capsys, "--json", OWN / "logs" / "nothing.log")
     assert (code, json.loads(printed)["diagnoses"]) == (1, [])
-
-
-def test_emphasis_is_not_shown_as_stars():
-    assert plain("*before* it, `a*b*c`, **all** of 2 * 3 * 4") == "before it, `a*b*c`, all of 2 * 3 * 4"
 
 
 def test_a_log_cannot_drive_the_terminal(capsys):

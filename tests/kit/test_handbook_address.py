@@ -40,6 +40,7 @@ def test_what_the_command_prints_opens(tmp_path, capsys):
     [
         ("the one *before* it, **first**", "the one before it, first"),
         ("`a * b` and `*args`, 2*3*4", "`a * b` and `*args`, 2*3*4"),
+        ("*before* it, `a*b*c`, **all** of 2 * 3 * 4", "before it, `a*b*c`, all of 2 * 3 * 4"),
     ],
 )
 def test_emphasis_is_not_shown_raw_and_stars_of_code_are(markdown, text):

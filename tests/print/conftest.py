@@ -1,7 +1,7 @@
 """The sample book, built once per session in each form."""
 
 import pytest
-from sample_book import CONF, FIRST, INDEX, LAB, LABS, LIST, MANIFEST, PAGE, SECOND, THIRD, Book, Built, plot
+from sample_book import CONF, FIRST, INDEX, LAB, LABS, LICENCE, LIST, MANIFEST, PAGE, SECOND, THIRD, Book, Built, plot
 
 
 @pytest.fixture(scope="session")
@@ -11,7 +11,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Book:
         (source / folder).mkdir(parents=True)
     files = {"conf.py": CONF, "manifest.json": MANIFEST, "index.md": INDEX, "first.md": FIRST, "second.md": SECOND}
     files |= {"labs/index.md": LABS, "labs/lab_one.md": LAB, "plot.svg": plot()}
-    files |= {"third.md": THIRD, "more/index.md": LIST, "more/page.md": PAGE}
+    files |= {"third.md": THIRD, "more/index.md": LIST, "more/page.md": PAGE, "licence.txt": LICENCE}
     for name, text in files.items():
         (source / name).write_text(text, encoding="utf-8")
     return Book(source)

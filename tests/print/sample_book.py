@@ -24,11 +24,14 @@ bookpdf_name = "sample"
 bookpdf_labs_name = "sample-labs"
 bookpdf_subtitle = "A book for tests"
 bookpdf_manifest = "manifest.json"
+bookpdf_licence = "licence.txt"
 epub_basename = "sample"
 epub_show_urls = "no"
 epub_tocscope = "includehidden"
 epub_tocdepth = 4
 epub_css_files = ["epub.css"]
+epub_cover = ("_static/epub-cover.png", "epub-cover.html")
+epub_landmarks = {{"bodymatter": "first"}}
 exclude_patterns = ["_build"]
 """
 
@@ -80,7 +83,7 @@ $$
 t = \\max\\left(T_{{\\text{{backward}}}}, \\sum_{{b}} \\left( \\alpha + \\beta n_b \\right)\\right)
  + T_{{\\text{{forward}}}} + T_{{\\text{{optimizer}}}}
  + T_{{\\text{{everything else that takes time in a step}}}}
-$$
+$$ (wide)
 
 ## Lists and folds
 
@@ -131,6 +134,29 @@ grad 1.0</pre></div></div>
 <details class="card interview"><summary class="card-question">Why in reverse order?</summary>
 <p>Because the last layer's gradient is ready first.</p></details>
 
+<div class="card quiz" id="card-one"><p class="card-question"><span>How many buckets?</span></p>
+<ol class="quiz-options" type="A"><li>one</li><li>two</li></ol>
+<div class="card-why"><p class="card-label">Answer: B</p><p>Two hold them.</p></div></div>
+
+<div class="claim"><p>Momentum and Adam states stay equal on all ranks although they are never
+sent.&nbsp;<a class="tick" href="#first-top"><span>✓</span></a></p></div>
+
+<figure class="explorer-figure" id="a-stepper"><figcaption><p>A ring, step by step.</p></figcaption></figure>
+
+```{{only}} builder_bookpdf
+<p>DDP averages <span class="bibtex-citation">[<a href="bookpdf:second#work-one">7</a>]</span>.</p>
+```
+
+Give every DistributedDataParallel its address, as
+[https://docs.example.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html](https://docs.example.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
+has it, and then NCCL_DEBUG_SUBSYS.
+
+```console
+$ torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 --rdzv-backend=c10d --rdzv-id=job42 train.py
+```
+
+The call `all_reduce()` adds. To call `all_reduce()` again is to add again; `all_reduce()` is a collective.
+
 ## A long listing
 
 ```python
@@ -169,6 +195,8 @@ LAB = """# The lab one
 It serves {ref}`first-top`.
 """
 
+LICENCE = "Text may be shared with credit.\n\nCode is under the MIT license: https://example.org/licence\n"
+
 LIST = """# A list of pages
 
 ```{toctree}
@@ -186,7 +214,24 @@ SECOND = """# The second chapter
 (second-target)=
 ## A target section
 
+<dl class="glossary"><dt id="term-bucket">bucket</dt><dd><p>A parcel.</p></dd></dl>
+
+The message:
+
+<div class="error-message"><pre>RuntimeError: Ranks disagree about the number of parameters that they hold</pre></div>
+
+`NCCL_DEBUG` says more, and `NCCL_DEBUG` less; so set `NCCL_DEBUG`.
+
+```{only} builder_bookpdf
+<div class="citation" id="work-one"><span class="label">[7]</span> <p>The work that the first chapter cites.</p></div>
+<div class="citation" id="work-two"><span class="label">[8]</span> <p>A work that it does not.</p></div>
+```
+
 Back to {doc}`first`, and to {doc}`labs/lab_one`.
+
+## Labs of this chapter
+
+{doc}`labs/lab_one`
 
 ```{only} builder_bookpdf
 A [dead link](#nowhere-at-all) is reported.

@@ -48,18 +48,53 @@ class Printed:
         running = "".join("\n".join(text.splitlines()[2:]) for text in self.pages)
         return flat(running) + flat("".join(self.pages))
 
+    @cached_property
+    def words(self) -> list[list[tuple[float, float, float, float, str]]]:
+        """Of each page the boxes (left, top, right, bottom in points) and texts of its words."""
+        one = re.compile(r'<word xMin="(-?[\d.]+)" yMin="([^"]*)" xMax="([\d.]+)" yMax="([^"]*)">([^<]*)<')
+        pages = self._ask("pdftotext", "-bbox").split("<page ")[1:]
+        return [[(*map(float, box), text) for *box, text in one.findall(page)] for page in pages]
+
     def contents(self) -> Iterator[tuple[str, int, str]]:
         """Of each line of the contents the title, the page (from 1) that its link leads to, and its number."""
         for page in self.reader.pages[1:20]:
-            links = [annotation.get_object() for annotation in page.get("/Annots", [])]
-            names = list(dict.fromkeys(str(link["/Dest"]) for link in links if "/Dest" in link))
-            lines = re.findall(r"^(.+?)[\s·]{4,}(\d+)$", page.extract_text(), re.MULTILINE)
-            if "·····" not in flat(page.extract_text()):
-                return
+            text = page.extract_text()
+            if "·····" not in flat(text):
+                continue
+            names = list(dict.fromkeys(str(link["/Dest"]) for link in _links(page)))
+            lines = re.findall(r"^(.+?)[\s·]{4,}(\d+)$", text, re.MULTILINE)
             assert len(lines) == len(names)
             for (title, number), name in zip(lines, names, strict=True):
                 place = self.reader.get_destination_page_number(self.reader.named_destinations[name]) + 1
                 yield re.sub(r"^Lab\s\d+\s*", "", title), place, number
+
+    def bookmarks(self) -> Iterator[tuple[int, str, int]]:
+        """Depth, title and page (from 1) of each bookmark."""
+
+        def walk(items: list, depth: int) -> Iterator[tuple[int, str, int]]:
+            for item in items:
+                if isinstance(item, list):
+                    yield from walk(item, depth + 1)
+                else:
+                    yield depth, item.title, self.reader.get_destination_page_number(item) + 1
+
+        return walk(self.reader.outline, 0)
+
+    def references(self) -> Iterator[tuple[int, str, str]]:
+        """Of each "(p. N)" that is a link: its page (from 1), N, and the number on the page that it leads to."""
+        labels, places = self.reader.page_labels, self.reader.named_destinations
+        for number, page in enumerate(self.reader.pages, 1):
+            height = float(page.mediabox.height)
+            for link in _links(page):
+                left, top, right, bottom = (float(edge) for edge in link["/Rect"])
+                top, bottom = sorted((height - top, height - bottom))
+                inside = [
+                    text
+                    for x, y, end, foot, text in self.words[number - 1]
+                    if x >= left - 1 and end <= right + 1 and top < (y + foot) / 2 < bottom
+                ]
+                if said := re.fullmatch(r"\(?(?:· lab on )?p\.\s?(\d+)\)?", " ".join(inside)):
+                    yield number, said[1], labels[self.reader.get_destination_page_number(places[str(link["/Dest"])])]
 
     def _ask(self, tool: str, *options: str) -> str:
         command = [need(tool, "poppler-utils"), *options, str(self.path), *(["-"] if tool == "pdftotext" else [])]
@@ -73,16 +108,29 @@ class Printed:
             assert labels[page - 1] == number, title
             assert flat(title) in flat(self.pages[page - 1]), title
             listed += 1
-        assert listed >= 4
-        assert self.reader.outline
+        assert listed >= 1
+        marks = list(self.bookmarks())
+        assert {depth for depth, _, _ in marks} <= {0, 1}
+        for title, page, _ in self.contents():  # in the order of the bookmarks, which lead to the headings themselves
+            while marks and flat(marks[0][1]) != flat(title):
+                marks.pop(0)
+            assert not marks or marks[0][2] == page, title
+            marks = marks or list(self.bookmarks())
+        wrong = [(page, said, leads) for page, said, leads in self.references() if said != leads]
+        assert not wrong, wrong[:10]
         images = self._ask("pdfimages", "-list")  # pypdf takes minutes over as many pages
         assert len(images.splitlines()) == 2, images  # the two lines of its heading: all figures are vectors
-        boxes = self._ask("pdftotext", "-bbox")
-        width = float(re.search(r'<page width="([\d.]+)"', boxes)[1])
-        words = re.findall(r'<word xMin="(-?[\d.]+)" yMin="[^"]*" xMax="([\d.]+)" yMax="[^"]*">([^<]*)<', boxes)
+        width = float(self.reader.pages[0].mediabox.width)
+        words = [word for page in self.words for word in page]
         assert len(words) > 500
-        outside = [word for left, right, word in words if float(left) < 36 or float(right) > width - 36]
+        outside = [word for left, _, right, _, word in words if left < 36 or right > width - 36]
         assert not outside, outside[:10]
+
+
+def _links(page) -> list:
+    """The links of a page that lead to another one."""
+    found = [annotation.get_object() for annotation in page.get("/Annots", [])]
+    return [link for link in found if "/Dest" in link]
 
 
 def printed_alone(docname: str, out: Path) -> Printed:
@@ -125,6 +173,16 @@ def code_lines(script: Path) -> list[str]:
     return shown
 
 
+def without_imports(lines: list[str]) -> Iterator[str]:
+    """What the companion prints of them: it leaves out the imports of a script, not those inside of functions."""
+    inside = False
+    for line in lines:
+        if inside or re.match(r"(import|from) \S", line):
+            inside = not line.endswith(")") and (inside or line.endswith("("))
+        else:
+            yield line
+
+
 def check_cards(cards, text: str) -> None:
     """Each card's question, and the first words of its answer or of why, are printed."""
     for card in cards:
@@ -155,7 +213,7 @@ def test_the_handbook_has_every_card_and_right_page_numbers(handbook):
 def test_the_companion_has_every_line_of_every_lab_and_right_page_numbers(companion):
     companion.check()
     for script in sorted(ROOT.glob("gallery/*/plot_*.py")):
-        missing = [line for line in code_lines(script) if flat(line) not in companion.text]
+        missing = [line for line in without_imports(code_lines(script)) if flat(line) not in companion.text]
         assert not missing, f"{script.name}: {missing[:3]}"
         drawings = script.read_text(encoding="utf-8").count("\n# drawing\n")
         named = flat(f"Drawing code: {script.relative_to(ROOT)}")

@@ -40,11 +40,38 @@ def test_drawings_are_files_with_a_description(files):
     page = files["first.xhtml"]
     assert "<svg" not in page
     images = re.findall(r"<img [^>]*>", page)
-    assert any(r'alt="\bar g = \frac{1}{p}\sum_r g_r"' in image and "vertical-align" in image for image in images)
     assert any('alt="A bar for each rank"' in image for image in images)
     assert all('alt="' in image for image in images)
     for source in re.findall(r'src="([^"]+)"', page):
         assert source in files
+
+
+def test_formulas_are_mathml_and_declared(files):
+    page = files["first.xhtml"]
+    formulas = re.findall(r"<math [^>]*>", page)
+    assert len(formulas) == 3
+    assert all('xmlns="http://www.w3.org/1998/Math/MathML"' in formula for formula in formulas)
+    assert r'alttext="\bar g = \frac{1}{p}\sum_r g_r"' in formulas[0]
+    assert 'display="inline"' in formulas[0]
+    assert [formula for formula in formulas if 'display="block"' in formula] == formulas[1:]
+    package = files["content.opf"]
+    assert re.search(r'href="first.xhtml"[^>]*properties="mathml"', package)
+    assert not re.search(r'href="second.xhtml"[^>]*properties', package)
+
+
+def test_cover_landmarks_and_what_the_book_can_be_read_with(files):
+    package, navigation = files["content.opf"], files["nav.xhtml"]
+    assert re.search(r'href="_static/epub-cover.png"[^>]*properties="cover-image"', package)
+    first = re.search(r'<itemref idref="([^"]*)"', package)[1]
+    assert re.search(rf'<item href="epub-cover.xhtml" id="{first}"|<item id="{first}" href="epub-cover.xhtml"', package)
+    for fact in ("accessMode", "accessModeSufficient", "accessibilityFeature", "accessibilityHazard"):
+        assert f'<meta property="schema:{fact}">' in package
+    landmarks = navigation.partition('epub:type="landmarks"')[2]
+    assert re.findall(r'epub:type="(\w+)" href="([^"]+)"', landmarks) == [
+        ("cover", "epub-cover.xhtml"),
+        ("bodymatter", "first.xhtml"),
+    ]
+    assert "epub-cover.xhtml" in files
 
 
 def test_folds_and_tabs_are_complete_without_scripts(files):

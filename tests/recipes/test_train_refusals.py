@@ -122,7 +122,9 @@ def test_a_loss_that_is_no_number_is_not_saved(tmp_path):
 LIBRARIES = {
     "transformers": """
         import torch
+        from types import SimpleNamespace
         class AutoTokenizer:
+            pad_token, eos_token, pad_token_id = None, "|", ord("|")
             @classmethod
             def from_pretrained(cls, name):
                 if name != "tiny":
@@ -145,6 +147,7 @@ LIBRARIES = {
                 return cls(num_labels)
             def __init__(self, num_labels):
                 super().__init__()
+                self.config = SimpleNamespace(pad_token_id=None)
                 self.embed, self.head = torch.nn.Embedding(128, 16), torch.nn.Linear(16, num_labels)
             def forward(self, input_ids=None, attention_mask=None):
                 weights = attention_mask.unsqueeze(-1)

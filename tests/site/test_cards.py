@@ -213,18 +213,63 @@ def test_a_deck_takes_a_card_as_two_slides_with_notes(book: TinyBook) -> None:
     slides = [slide for slide in built.page("index").select("section") if not slide.select("section")]
     titles = [slide.h2.get_text() for slide in slides[1:]]
     assert titles[0].startswith("Why does DDP fill")
-    assert titles[1::2] == ["Answer", "Answer"]
+    assert titles[1::2] == [f"Answer: {title}" for title in titles[::2]], "a slide that is seen alone"
+    assert slides[1].select_one(".deck-from").get_text() == "The first chapter · core"
     assert "Spoken link answer" in slides[2].get_text()
     notes = slides[2].select_one("aside.notes")
     assert notes.select_one("li strong").get_text() == "And then?"
     assert "A weak answer: Because it is faster." in notes.get_text()
     assert "Knows no bucket." in notes.get_text()
     assert [item.get_text().strip() for item in slides[3].select("li")][1] == "around both"
-    assert [item.get_text().strip() for item in slides[4].select("li")] == ["around both"]
+    assert [item.get_text().strip() for item in slides[4].select("li.deck-right")] == ["around both"]
+    assert len(slides[4].select("li")) == len(slides[3].select("li")), "beside what is wrong"
     notes = slides[4].select_one("aside.notes").extract().get_text()
     assert "The forward decides" in notes
     assert REASONS[1] in notes
     assert "The forward decides." in slides[4].get_text(), "with the answer, one sentence says why"
+
+
+def asked(name: str, level: str, weak: str = "") -> str:
+    weak = f"\n+++ weak\n{weak}\n" if weak else ""
+    options = f":question: What about {name}?\n:level: {level}\n:evidence: cite:one\n"
+    return f"\n:::{{interview}} {name}\n{options}\nThis.\n{weak}:::\n"
+
+
+CHOICES = {
+    "": "alpha beta gamma delta epsilon",
+    ":level: core": "alpha delta",
+    ":level: deep staff\n:chapter: first": "beta gamma",
+    ":part: second": "delta epsilon",
+    ":count: 2": "gamma delta",  # of each chapter one; gamma has a weak answer
+    ":count: 3": "alpha gamma delta",
+    ":ids: epsilon no-sync-where alpha": "epsilon no-sync-where alpha",
+}
+WRONG = {
+    ":level: hard": "no interview card has the level 'hard'; choose one of core, deep, staff",
+    ":chapter: firstt": "no interview card has the chapter 'firstt'; did you mean 'first'?",
+    ":count: 9": "9 cards are asked for, and there are 5",
+    ":ids: alpha\n:level: core": "with :ids: no other option chooses",
+    ":ids: alpa": "there is no card 'alpa'; did you mean 'alpha'?",
+}
+
+
+def test_a_deck_asks_for_cards_by_chapter_level_count_or_ids(book: TinyBook) -> None:
+    book.chapters(
+        first=asked("alpha", "core") + asked("beta", "deep") + asked("gamma", "staff", "That.") + QUIZ,
+        second=asked("delta", "core") + asked("epsilon", "deep"),
+    )
+    book.build()
+    choices = [*CHOICES, *WRONG]
+    decks = [f"# Deck\n\n```{{deck-cards}}\n{options}\n```\n" for options in choices]
+    for number, deck in enumerate(decks):
+        book.write(f"slides/deck{number}.md", deck)
+    book.write("slides/index.md", "# Decks\n\n```{toctree}\n:glob:\n\ndeck*\n```\n")
+    built = book.build(source="slides", out="deck")
+    for number, names in enumerate(CHOICES.values()):
+        ids = [section["id"] for section in built.page(f"deck{number}").select("section.deck-question")]
+        assert ids == [f"card-{name}" for name in names.split()], choices[number]
+    for number, said in enumerate(WRONG.values(), len(CHOICES)):
+        assert re.search(rf"deck{number}.md:3: WARNING: .*{re.escape(said)}", built.warnings), said
 
 
 def test_for_an_unknown_card_a_deck_names_those_that_are_near(book: TinyBook) -> None:

@@ -65,11 +65,16 @@ def test_the_chapter_is_built_with_what_was_recorded(project):
 
 
 @pytest.mark.full
-def test_the_deck_takes_numbers_and_cards(project):
+def test_the_deck_takes_numbers_figures_and_cards(project):
     run(project, "sphinx", "-W", "-b", "revealjs", "slides", "_build/slides")
-    text = BeautifulSoup((project / "_build/slides/warm-up.html").read_text(), "html.parser").get_text()
-    assert "the sum: 3" in text
-    assert "What does an all-reduce leave on each rank?" in text
+    deck = BeautifulSoup((project / "_build/slides/warm-up.html").read_text(), "html.parser")
+    assert "the sum: 3" in deck.get_text()
+    assert "what it holds" in deck.select_one("#as-a-picture svg").get_text()
+    asked, answer = (deck.find("section", id=f"card-warm-up-all-reduce{end}") for end in ("", "-answer"))
+    assert "What does an all-reduce leave on each rank?" in asked.get_text()
+    assert "the same reduction" in answer.get_text().lower()
+    assert "In depth" in answer.select_one("aside.notes").get_text()
+    assert "edition mine" in deck.select_one(".deck-footer").get_text()
 
 
 @pytest.mark.full

@@ -95,6 +95,19 @@ def test_a_chapter_and_a_level_narrow_the_choice_also_from_an_address(drill, htm
     link = read(html, "interviews/index.html").select_one("a[href*='level=core&chapter=understand/idea']")
     drill.goto((html / "interviews/x").parent.as_uri() + "/" + link["href"])
     assert re.match("1. The idea · core", drill.locator(".room-about").inner_text())
+    said = drill.locator("ddp-drill .room-said")
+    for number in range(4):  # the link asks for four cards
+        assert f"{number} of 4 in this round" in said.inner_text()
+        drill.get_by_role("button", name="Show the answer").click()
+        drill.get_by_role("button", name=["Again", "Easy"][number % 2]).click()
+    assert "The round is over: 2 again, 0 good, 2 easy." in drill.locator(".room-stage").inner_text()
+    drill.keyboard.press("Enter")  # a key does nothing here
+    plans = drill.get_by_role("link", name="To the plans")
+    assert plans.evaluate("e => e.href") == (html / "interviews/index.html").as_uri()
+    drill.get_by_role("button", name="Another round").click()
+    assert "0 of 4 in this round" in said.inner_text()
+    drill.get_by_role("combobox", name="Stop after").select_option("all")
+    assert "in this round" not in said.inner_text()
     drill.get_by_role("combobox", name="Level").select_option("staff")
     assert "· staff ·" in drill.locator(".room-about").inner_text()
     drill.get_by_role("combobox", name="Chapter").select_option("keep/")
@@ -119,7 +132,7 @@ def test_export_clear_import_and_a_broken_file_changes_nothing(drill, tmp_path):
     assert "0 answered today" in drill.locator("ddp-drill .room-said").inner_text()
     field = drill.locator("ddp-keep input")
     field.set_input_files(exported)
-    drill.get_by_text("Imported from progress.json: 6 cards, 0 ticks.").wait_for()
+    drill.get_by_text(f"Imported from progress.json: {len(kept['cards'])} cards, 0 ticks.").wait_for()
     assert drill.evaluate(KEPT) == kept
     card = {"box": 2, "due": "2026-01-31", "seen": "2026-01-30"}
     broken = {
@@ -185,28 +198,44 @@ def test_each_step_of_the_drill_is_accessible_and_fits(drill, html, scheme):
     drill.set_viewport_size({"width": 390, "height": 800})
 
 
-def test_a_mock_interview_runs_to_its_score_and_says_what_to_read(context, html):
+def test_a_mock_interview_survives_reloads_and_runs_to_its_score(context, html):
     page = context.new_page()
     page.goto((html / "interviews/mock.html").as_uri())
     page.get_by_role("button", name="Draw a set").click()
     kinds, weak = [], None
     for number in range(9):
+        if number in (1, 8):
+            asked = page.locator(".room-question").inner_text()
+            page.reload()
+            page.get_by_role("button", name=f"Go on with question {number + 1} of 9").click()
+            assert page.locator(".room-question").inner_text() == asked
         about = page.locator(".room-about").inner_text()
         assert about.startswith(f"Question {number + 1} of 9")
         kinds.append(about.split(" · ")[1])
         weak = weak or page.locator(".room-question").inner_text()
+        case = page.locator(".room-round a")
+        assert case.count() == (kinds[-1] == "design")  # a whole round in place of the short question
+        if case.count():
+            assert case.get_attribute("target") == "_blank"  # the set waits for its score
+            case_of = "#" + case.get_attribute("href").partition("cases.html#")[2]
         page.keyboard.press("Enter")
         assert page.locator(".room-main").is_disabled()
         if not number:
             assert not violations(page, {*THEME, "scrollable-region-focusable"})
         page.keyboard.press("0" if number == 0 else "3")
+        if number == 0:  # the answer was shown and has its score
+            page.reload()
+            page.get_by_role("button", name="Go on with question 1 of 9").click()
+            assert page.locator("input:checked").evaluate("e => e.parentElement.textContent").startswith(" 0: ")
         assert not page.locator(".room-main").is_disabled()
         page.locator(".room-main").click()
+    assert "mock" not in page.evaluate(KEPT)
+    assert read(html, "interviews/cases.html").select_one(case_of) is not None
     assert kinds == ["core"] * 3 + ["deep"] * 3 + ["staff"] * 2 + ["design"]
     assert page.locator(".room-score").inner_text() == "Score: 24 of 27"
-    (read,) = page.locator(".room-read > li").all()
-    assert read.inner_text().startswith(weak)
-    assert read.locator("a").count()
+    (weakest,) = page.locator(".room-read > li").all()
+    assert weakest.inner_text().startswith(weak)
+    assert weakest.locator("a").count()
     assert not violations(page, {*THEME, "scrollable-region-focusable"})
     assert not [wide for width in WIDTHS for wide in too_wide(page, width)]
     boxes = [one for one in page.evaluate(KEPT)["cards"].values() if one["box"] == 1]
@@ -270,7 +299,7 @@ def test_each_plan_asks_for_cards_that_there_are(html):
         asked = dict(parse_qsl(link["href"].partition("?")[2]))
         fit = [one for one in cards if all(one[name] == asked[name] for name in {"chapter", "level"} & set(asked))]
         fit = [one for one in fit if one["chapter"].startswith(asked.get("part", ""))]
-        assert len(fit) >= NUMBERS.index(link.get_text().split()[0]), link
+        assert len(fit) >= NUMBERS.index(link.get_text().split()[0]) == int(asked["stop"]), link
 
 
 def minutes(html, href):

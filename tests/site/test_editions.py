@@ -40,6 +40,8 @@ Lab {name}
 ==========
 
 Does it run?
+
+:Level: core, 5 minutes
 """
 
 from ddplab import record

@@ -13,6 +13,9 @@ from tiny_book import TinyBook
 FIELD_SEPARATOR = "\x1f"
 
 
+DECKS = {"core": 1752034813, "deep": 1752034814, "staff": 1752034815, "quiz": 1752034816, "errors": 1752034817}
+
+
 def notes(folder: Path) -> dict[str, tuple[str, list[str], list[str]]]:
     """GUID, fields and tags of each note of the package, by card id."""
     with zipfile.ZipFile(folder / "ddp-handbook.apkg") as package:
@@ -21,6 +24,21 @@ def notes(folder: Path) -> dict[str, tuple[str, list[str], list[str]]]:
         rows = base.execute("select guid, flds, tags from notes").fetchall()
     split = [(guid, fields.split(FIELD_SEPARATOR), tags.split()) for guid, fields, tags in rows]
     return {fields[0]: (guid, fields, tags) for guid, fields, tags in split}
+
+
+def decks(folder: Path) -> dict[str, list[str]]:
+    """The cards of each deck, by card id."""
+    notes(folder)
+    with sqlite3.connect(folder / "collection.anki2") as base:
+        (known,) = base.execute("select decks from col").fetchone()
+        rows = base.execute("select cards.did, notes.flds from cards join notes on notes.id = cards.nid").fetchall()
+    names = {int(number): deck["name"] for number, deck in json.loads(known).items()}
+    held: dict[str, list[str]] = {}
+    for number, fields in rows:
+        held.setdefault(names[number], []).append(fields.split(FIELD_SEPARATOR)[0])
+    numbers = {name.partition("::")[2]: number for number, name in names.items() if name.startswith("The DDP Handbook")}
+    assert {name: number for name, number in numbers.items() if name} == DECKS, "else a reader has them twice"
+    return held
 
 
 @pytest.fixture
@@ -72,3 +90,13 @@ def test_a_card_keeps_its_guid_when_its_words_change(book: TinyBook) -> None:
     after = notes(book.build("anki").folder)
     assert {name: note[0] for name, note in before.items()} == {name: note[0] for name, note in after.items()}
     assert "Other words" in after["no-sync-where"][1][2]
+
+
+def test_levels_quizzes_and_errors_are_decks_of_their_own_and_keep_their_numbers(book: TinyBook) -> None:
+    path = book.root / "handbook" / "first.md"
+    path.write_text(path.read_text() + INTERVIEW.replace("bucket-order", "bucket-size").replace(": core", ": staff"))
+    assert decks(book.build("anki").folder) == {
+        "The DDP Handbook::core": ["bucket-order"],
+        "The DDP Handbook::staff": ["bucket-size"],
+        "The DDP Handbook::quiz": ["no-sync-where"],
+    }

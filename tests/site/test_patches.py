@@ -48,7 +48,7 @@ def test_a_page_that_fails_while_others_are_started_ends_the_build() -> None:
 def test_lab_pages_without_the_marks_of_sphinx_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = TinyBook(tmp_path, monkeypatch)
     book.write("conf.py", (tmp_path / "conf.py").read_text() + "extensions.append('_ext.embed.lab_page')\n")
-    book.write("gallery/internals/plot_05_bucket_xray.py", "")
+    book.write("gallery/internals/plot_05_bucket_xray.py", '"""Title\n\n:Level: core, 5 minutes\n"""\n')
     page = ":orphan:\n\nA lab\n=====\n\n.. code-block:: Python\n\n    print(1)\n"
     book.write("handbook/labs/internals/plot_05_bucket_xray.rst", page)
     book.write("handbook/labs/internals/plot_05_bucket_xray.base.json", json.dumps(evidence(blocks=[{"code": "1"}])))

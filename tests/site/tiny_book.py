@@ -20,7 +20,7 @@ EXTENSIONS = Path(__file__).parents[2] / "handbook"
 
 CONF = """
 extensions = ["myst_parser", "_ext.embed.measured", "_ext.embed.code_diff", "_ext.cards.claims", "_ext.cards.cards",
-              "_ext.forms.deck_cards", "_ext.forms.flashcards"]
+              "_ext.forms.card_copies", "_ext.forms.deck_cards", "_ext.forms.flashcards"]
 myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["labs/**/*.json"]
 labs_default_edition = "base"

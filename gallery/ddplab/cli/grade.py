@@ -84,25 +84,28 @@ def _grade(arguments: argparse.Namespace) -> int:
     return 0 if passed == len(outcomes) else 1
 
 
+def _facts(exercise: Exercise) -> dict[str, str | int]:
+    level = exercise.level
+    return {"name": exercise.name, "title": exercise.title, "level": level.name, "minutes": level.minutes}
+
+
 def _list(as_json: bool) -> int:
     found = [find_exercise(name) for name in exercise_names()]
     if as_json:
-        print_json(
-            {"exercises": [{"name": e.name, "title": e.title, "starter": str(e.folder / "starter.py")} for e in found]}
-        )
+        print_json({"exercises": [{**_facts(e), "starter": str(e.folder / "starter.py")} for e in found]})
     else:
         width = max(len(e.name) for e in found)
-        print("\n".join(f"{e.name:{width}}  {e.title}" for e in found))
+        print("\n".join(f"{e.name:{width}}  {e.level}  {e.title}" for e in found))
     return 0
 
 
 def _show(exercise: Exercise, as_json: bool) -> int:
     starter = exercise.folder / "starter.py"
     if as_json:
-        print_json({"name": exercise.name, "title": exercise.title, "task": exercise.task, "starter": str(starter)})
+        print_json({**_facts(exercise), "task": exercise.task, "starter": str(starter)})
         return 0
     print(Terminal().strong(f"{exercise.name}: {exercise.title}"))
-    print(f"\n{exercise.task}\n")
+    print(f"{str(exercise.level).capitalize()}.\n\n{exercise.task}\n")
     print(f"Start from a copy:  cp {shlex.quote(str(starter))} my_file.py")
     print(f"Then:               ddplab grade {exercise.name} my_file.py")
     return 0

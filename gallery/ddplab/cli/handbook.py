@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 _ENTRIES = Path(__file__).resolve().parents[1] / "diagnose" / "entries"
@@ -26,6 +27,7 @@ def address(page: str, site: str | None = None, built: Path = _BUILT) -> str:
     return next((file.as_uri() for file in (built / page, entry) if file.is_file()), "")
 
 
+@cache
 def _published() -> str:
     """``Homepage`` of an installed wheel's metadata; its placeholder, a name that is nobody's, is no address.
 

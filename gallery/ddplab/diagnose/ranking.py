@@ -36,34 +36,27 @@ class Answer:
 
 def answer_to(runs: Sequence[Findings], known: Mapping[str, Entry]) -> Answer:
     """The answer to a log of one or more runs: to the last that failed."""
-    found, failed = runs[-1], False
-    for findings in reversed(runs):
-        top = _ranked(findings, known)
-        if any(one.kind <= Kind.GENERIC for one in top):
-            found, failed = findings, True
-            break
-    if not failed:
-        found, top = runs[-1], _ranked(runs[-1], known)
+    each = [(one, _ranked(one, known)) for one in reversed(runs)]
+    found, top = next((pair for pair in each if any(one.kind <= Kind.GENERIC for one in pair[1])), each[0])
     root = root_exit(found)
     several = len(found.sources) > 1
     diagnoses = [written(one, several, root, known) for one in top]
     if diagnoses:
-        diagnoses[0].why = " ".join([diagnoses[0].why, *_said(top[0], found, runs)])
-    failure = next((one for one in top if one.role != "warning"), None)
-    nothing = None if failure else nothing_found(found)
-    return Answer(diagnoses, suspect(failure and top[0], found.facts, root), timeline(top, found), nothing)
+        diagnoses[0].why = " ".join([diagnoses[0].why, *_said(top[0], found, found is not runs[0])])
+    fails = any(one.role != "warning" for one in top)
+    nothing = None if fails else nothing_found(found)
+    return Answer(diagnoses, suspect(top[0] if fails else None, found.facts, root), timeline(top, found), nothing)
 
 
-def _said(best: Candidate, found: Findings, runs: Sequence[Findings]) -> list[str]:
-    """What the numbers add to the best answer."""
+def _said(best: Candidate, found: Findings, later: bool) -> list[str]:
+    """What the numbers add to the best answer, and that there is a run above if it is of a ``later`` one."""
     said = sentences(found.facts) if best.kind == Kind.CONSEQUENCE or best.entry else []
     if best.id.startswith("nccl-") and best.role == "generic":
         said += [
             says.last_error.format(text=shortened(h.text.strip(), 200))
             for h in list(found.facts.last_errors.values())[:1]
         ]
-    before = runs[: [id(one) for one in runs].index(id(found))]
-    return said + ([says.earlier.format(line=found.first_line)] if before else [])
+    return said + ([says.earlier.format(line=found.first_line)] if later else [])
 
 
 def _ranked(findings: Findings, known: Mapping[str, Entry]) -> list[Candidate]:
@@ -105,7 +98,12 @@ def _order(found: list[Candidate], findings: Findings, root: Exit | None) -> Non
         one.place = 2 * place
     for one in found:  # a scheduler reports at the end why a process was killed before
         if all(hit.text.startswith(tuple(words.scheduler)) for hit in one.hits):
-            one.place = min([one.place, *(other.place - 1 for other in found if other.id in one.explains)])
+            _put_before(one, [other for other in found if other.id in one.explains])
+
+
+def _put_before(one: Candidate, others: list[Candidate]) -> None:
+    """Move it in time, if need be; places are two apart, so that there is one between."""
+    one.place = min([one.place, *(other.place - 1 for other in others)])
 
 
 def _prefer_last_error(found: list[Candidate], findings: Findings) -> None:
@@ -115,7 +113,7 @@ def _prefer_last_error(found: list[Candidate], findings: Findings) -> None:
         if one.entry and any((hit.source.name, hit.number) in lines for hit in one.hits):
             generic = [o for o in found if o.role == "generic" and o.id.startswith("nccl-") and o is not one]
             one.explains += tuple(o.id for o in generic)
-            one.place = min([one.place, *(o.place - 1 for o in generic)])
+            _put_before(one, generic)
 
 
 def _prefer_earlier_exception(found: list[Candidate], root: Exit | None) -> None:

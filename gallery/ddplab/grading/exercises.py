@@ -1,7 +1,7 @@
 """The exercises of the book, and the files that learners write for them: all that can be said without running them.
 
 An exercise is a folder of ``gallery/exercises``: ``starter.py`` (its docstring is the task), ``solution.py`` and
-``grader.py`` (its checks, see :mod:`ddplab.grading.checks`).
+``grader.py`` (its docstring ends with the level; its checks, see :mod:`ddplab.grading.checks`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..errors import BadInput
 from ..files import shipped
+from .level import Level, split_level
 
 EXERCISES = shipped("exercises")
 HANDBOOK = Path(__file__).parents[3] / "handbook"
@@ -25,12 +26,13 @@ MAX_FILE_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise, as its starter tells it."""
+    """One exercise, as its starter and its grader tell it."""
 
     name: str
     folder: Path
     title: str
     task: str
+    level: Level
     asks_for: tuple[str, ...]  # what the learner's file must define: the functions and classes of the starter
 
 
@@ -58,14 +60,16 @@ def find_exercise(name: str) -> Exercise:
     """Return the exercise ``name``.
 
     Raises:
-        BadInput: there is none of that name.
+        BadInput: there is none of that name, or its grader does not say its level.
     """
     if name not in exercise_names():
         raise BadInput(f"no exercise is called {name!r}; choose one of {', '.join(exercise_names())}")
-    tree = ast.parse((EXERCISES / name / "starter.py").read_text(encoding="utf-8"))
+    folder = EXERCISES / name
+    tree, grader = (ast.parse((folder / file).read_text(encoding="utf-8")) for file in ("starter.py", "grader.py"))
     title, _, task = (ast.get_docstring(tree) or "").partition("\n")
+    _, level = split_level(ast.get_docstring(grader) or "", folder / "grader.py")
     asks_for = tuple(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
-    return Exercise(name, EXERCISES / name, title, task.strip(), asks_for)
+    return Exercise(name, folder, title, task.strip(), level, asks_for)
 
 
 def read_source(path: Path, exercise: Exercise) -> Source:

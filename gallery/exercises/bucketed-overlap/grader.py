@@ -1,4 +1,7 @@
-"""Checks of `BucketedDDP`: its numbers, what each call carries, and the order of events."""
+"""Checks of `BucketedDDP`: its numbers, what each call carries, and the order of events.
+
+:Level: deep, 40 minutes
+"""
 
 import copy
 from collections.abc import Sequence

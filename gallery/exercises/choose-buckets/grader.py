@@ -1,4 +1,7 @@
-"""Checks of `choose_cap_mib` and `wrap`: predicted against the best cap, and read back from DDP."""
+"""Checks of `choose_cap_mib` and `wrap`: predicted against the best cap, and read back from DDP.
+
+:Level: deep, 30 minutes
+"""
 
 import contextlib
 import itertools

@@ -1,4 +1,7 @@
-"""Checks of the training script: its functions on the grader's ranks, then with processes that it starts itself."""
+"""Checks of the training script: its functions on the grader's ranks, then with processes that it starts itself.
+
+:Level: core, 40 minutes
+"""
 
 import contextlib
 import io

@@ -1,4 +1,7 @@
-"""Checks of the exact resume: a run that is stopped and resumed is compared with one that was not, bit for bit."""
+"""Checks of the exact resume: a run that is stopped and resumed is compared with one that was not, bit for bit.
+
+:Level: deep, 35 minutes
+"""
 
 import itertools
 from collections.abc import Callable, Sequence

@@ -2,6 +2,8 @@
 
 `save` runs once while its folder is watched. Each moment is then built again in another folder, and there
 `load_latest`, imported anew, has to find a state. Nothing is killed at random; a full disk is a limit for files.
+
+:Level: deep, 27 minutes
 """
 
 import itertools

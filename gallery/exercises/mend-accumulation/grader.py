@@ -1,4 +1,7 @@
-"""Checks of the fixed accumulation: what each step of the optimizer used, and what it cost."""
+"""Checks of the fixed accumulation: what each step of the optimizer used, and what it cost.
+
+:Level: core, 20 minutes
+"""
 
 import itertools
 from collections.abc import Callable, Sequence

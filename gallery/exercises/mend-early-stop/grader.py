@@ -1,4 +1,7 @@
-"""Checks of the fixed early stop: each wrong way to agree stops after another epoch."""
+"""Checks of the fixed early stop: each wrong way to agree stops after another epoch.
+
+:Level: core, 15 minutes
+"""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Checks of the fixed branches: batches that are all bright, all dark, or mixed, rank by rank."""
+"""Checks of the fixed branches: batches that are all bright, all dark, or mixed, rank by rank.
+
+:Level: deep, 20 minutes
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Checks of the fixed loop over shards: the model writes down which samples it is trained on."""
+"""Checks of the fixed loop over shards: the model writes down which samples it is trained on.
+
+:Level: core, 12 minutes
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Checks of the fixed guard: damaged batches on some ranks, and the same in one process."""
+"""Checks of the fixed guard: damaged batches on some ranks, and the same in one process.
+
+:Level: core, 23 minutes
+"""
 
 import math
 from collections.abc import Callable

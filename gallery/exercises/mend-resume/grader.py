@@ -1,4 +1,7 @@
-"""Checks of the fixed resume: several runs in one process, each with a new model."""
+"""Checks of the fixed resume: several runs in one process, each with a new model.
+
+:Level: core, 15 minutes
+"""
 
 from dataclasses import dataclass
 from types import ModuleType

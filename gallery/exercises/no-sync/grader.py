@@ -1,4 +1,7 @@
-"""Checks of `no_sync`: each plays a scene with the learner's class, and again with torch's DDP."""
+"""Checks of `no_sync`: each plays a scene with the learner's class, and again with torch's DDP.
+
+:Level: deep, 26 minutes
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

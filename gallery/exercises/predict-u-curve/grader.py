@@ -1,4 +1,7 @@
-"""Checks of `step_seconds`: the cost model's answers, and what a forgotten effect gives instead."""
+"""Checks of `step_seconds`: the cost model's answers, and what a forgotten effect gives instead.
+
+:Level: core, 17 minutes
+"""
 
 import itertools
 import math

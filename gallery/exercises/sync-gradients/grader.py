@@ -1,4 +1,7 @@
-"""Checks of `sync_gradients`: hand-made gradients, missing ones, real steps beside torch's DDP."""
+"""Checks of `sync_gradients`: hand-made gradients, missing ones, real steps beside torch's DDP.
+
+:Level: core, 28 minutes
+"""
 
 import copy
 from dataclasses import dataclass

@@ -53,7 +53,9 @@ class EditionLabs(SphinxDirective):
         head = ["Lab", "Backend", "Ranks", "Run on", "Note"]
         if not any(row[-1] for row in rows):
             head, rows = head[:-1], [row[:-1] for row in rows]
-        return [table(rows, head)]
+        listed = table(rows, head)
+        listed["classes"].append("no-print")  # each lab says it below its title
+        return [listed]
 
 
 def _source(name: str | None) -> str:

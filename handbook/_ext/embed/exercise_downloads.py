@@ -1,4 +1,4 @@
-"""Below each exercise's starter, a link that downloads it: by itself, wherever a page shows the file."""
+"""Of each exercise whose starter a page shows: its level below the title, and a link that downloads the starter."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
+from ddplab.grading.exercises import find_exercise
+
 from ..evidence import labs
 
 
@@ -19,11 +21,12 @@ class named_download(addnodes.download_reference):  # noqa: N801  docutils names
 
 
 def add_links(app: Sphinx, document: nodes.document) -> None:
-    """Put a link below each starter that the document shows, outside the fold that holds it."""
+    """Put the level below the title of its section, and a link below the starter, outside the fold that holds it."""
     for block in list(document.findall(nodes.literal_block)):
         path = Path(block.get("source", ""))
         if path.name != "starter.py" or path.parent.parent != labs.ROOT / "gallery" / "exercises":
             continue
+        level = nodes.paragraph("", f"{str(find_exercise(path.parent.name).level).capitalize()}.", classes=["level"])
         shown: nodes.Element = block
         while isinstance(shown.parent, nodes.container):
             shown = shown.parent
@@ -33,6 +36,10 @@ def add_links(app: Sphinx, document: nodes.document) -> None:
         link = named_download("", "", label, refdoc=app.env.docname, reftarget=target, save_as=name)
         line = nodes.paragraph("", "Download the starter: ", link, classes=["no-print"])
         shown.parent.insert(shown.parent.index(shown) + 1, line)
+        section = shown.parent
+        while not isinstance(section, nodes.section):
+            section = section.parent
+        section.insert(1, level)
 
 
 def visit(self: HTML5Translator, node: named_download) -> None:

@@ -16,7 +16,8 @@ from ..evidence import labs
 from ..evidence.lab_pieces import ranks_text
 from ..evidence.labs import Lab, all_labs, lab_evidence
 from ..markup import cross_reference, has_folds
-from .lab_page import script_download, seconds, title_and_question
+from .lab_lists import title_and_question
+from .lab_page import script_download, seconds
 
 PICTURES = "_labs"  # folder of the pictures in the built book
 
@@ -46,7 +47,8 @@ def _card(app: Sphinx, lab: Lab) -> nodes.container:
     if figure := next((figure for block in evidence["blocks"] for figure in block.get("figures", ())), None):
         card += lab_picture(file=str(labs.ROOT / evidence["folder"] / figure["file"]))
     link = cross_reference(docname, "std:doc", f"/{lab.docname}", title)
-    facts = " · ".join(filter(None, [evidence.get("needs"), seconds(evidence), ranks_text(evidence["launches"])]))
+    ran = [evidence.get("needs"), seconds(evidence), ranks_text(evidence["launches"])]
+    facts = " · ".join(filter(None, [str(lab.told[1]), *ran]))
     download = nodes.inline("", " · ", script_download(docname, lab, "script"), classes=["no-print"])
     card += nodes.paragraph("", "", link, classes=["lab-card-title"])
     card += nodes.paragraph("", question)

@@ -1,10 +1,8 @@
-"""The pages that sphinx-gallery makes of labs, completed from what was recorded: lab pages, and lists of labs."""
+"""The pages that sphinx-gallery makes of labs, completed from what was recorded."""
 
 from __future__ import annotations
 
-import ast
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +15,6 @@ from ddplab.recording.keys import block_key
 from ..evidence import labs
 from ..evidence.lab_pieces import runs_nothing, stamp_text
 from ..evidence.labs import Lab, all_labs, lab_evidence
-from ..markup import cross_reference
 from ..problems import BuildError, expect
 from .drawing_code import fold
 
@@ -25,13 +22,16 @@ _GENERATED = "GENERATED FROM PYTHON SOURCE LINES"  # a comment of sphinx-gallery
 
 
 def complete(app: Sphinx, doctree: nodes.document) -> None:
-    """Put the stamp below the title, and the outputs below the code; take out what sphinx-gallery adds for itself."""
+    """Put level and stamp below the title, and the outputs below the code; take out what sphinx-gallery adds."""
     lab = next((lab for lab in all_labs().values() if lab.docname == app.env.docname), None)
     if lab is None:
         return
     for note in list(doctree.findall(nodes.note)):
         if "sphx-glr-download-link-note" in note["classes"]:
             note.parent.remove(note)
+    for fields in list(doctree.findall(nodes.field_list)):
+        if fields.astext().startswith("Level"):  # stands in the line below the title
+            fields.parent.remove(fields)
     app.env.note_dependency(str(lab.shown_file(app.config)))
     evidence = lab_evidence(lab, app.config)
     title = next(iter(doctree.findall(nodes.title)))
@@ -64,7 +64,8 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
 def _how_to_run(app: Sphinx, lab: Lab, evidence: dict[str, Any]) -> nodes.paragraph:
     path = lab.script.relative_to(labs.ROOT).as_posix()
     command = f"python {path}"
-    line = nodes.paragraph("", "Run it: ", nodes.literal(command, command), classes=["lab-run"])
+    level = str(lab.told[1]).capitalize()
+    line = nodes.paragraph("", f"{level}. Run it: ", nodes.literal(command, command), classes=["lab-run"])
     if took := seconds(evidence):
         line += nodes.Text(f", {took} here")
     link = script_download(app.env.docname, lab, "download the script")
@@ -130,36 +131,8 @@ def figure_uri(evidence: dict[str, Any], name: str) -> str:
     return "/" + os.path.relpath(path, labs.ROOT / "handbook").replace(os.sep, "/")
 
 
-def list_labs(app: Sphinx, doctree: nodes.document) -> None:
-    """Make a chapter's index of labs a list of their titles and questions, in place of sphinx-gallery's thumbnails."""
-    chapter = [lab for lab in all_labs().values() if lab.docname.rpartition("/")[0] + "/index" == app.env.docname]
-    if not chapter:
-        return
-    (section,) = doctree.findall(nodes.section)
-    trees = list(section.findall(addnodes.toctree))
-    intro = [node for node in section.children if isinstance(node, nodes.title | nodes.paragraph)][:2]
-    listing = nodes.definition_list(classes=["labs"])
-    for lab in chapter:
-        title, question = title_and_question(lab)
-        link = cross_reference(app.env.docname, "std:doc", f"/{lab.docname}", title)
-        definition = nodes.definition("", nodes.paragraph("", question))
-        listing += nodes.definition_list_item("", nodes.term("", "", link), definition)
-    section[:] = [*intro, listing, *(nodes.compound("", tree, classes=["toctree-wrapper"]) for tree in trees)]
-
-
-def title_and_question(lab: Lab) -> tuple[str, str]:
-    """The title of a lab, and the first sentence of its introduction: the question that it answers."""
-    text = ast.get_docstring(ast.parse(lab.script.read_text(encoding="utf-8"))) or ""
-    title, _, rest = text.strip().partition("\n")
-    paragraph = " ".join(rest.lstrip("=- \n").split("\n\n")[0].split())
-    sentence = re.match(r".*?[.?](?= |$)", paragraph)
-    plain = re.sub(r":\w+:`([^`<]*?)(?: <[^`]*>)?`|``([^`]*)``", r"\1\2", sentence[0] if sentence else paragraph)
-    return title, plain
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work on the page before Sphinx collects its images and titles."""
     app.setup_extension("_ext.embed.drawing_code")
     app.connect("doctree-read", complete, priority=400)
-    app.connect("doctree-read", list_labs)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
+from ddplab.errors import BadInput
+from ddplab.grading.level import Level, split_level
 from ddplab.recording.edition import DamagedError, Edition
 from ddplab.recording.edition import read_json as read_whole
 from ddplab.recording.script import lab_id
@@ -38,6 +41,15 @@ class Lab:
         """Name of the lab's page."""
         return f"labs/{self.generated.name}/{self.script.stem}"
 
+    @property
+    def told(self) -> tuple[str, Level]:
+        """What its docstring says, and its level.
+
+        Raises:
+            BuildError: the docstring does not end with the level.
+        """
+        return _told(self.script, self.script.stat().st_mtime_ns)
+
     def shown_file(self, config: Config) -> Path:
         """The evidence that a build of its edition shows; `editions` puts it there, so that pages can depend on it."""
         return self.generated / f"{self.script.stem}.{edition_of(config)}.json"
@@ -59,6 +71,15 @@ def _labs_in(gallery: Path, _folders: tuple[tuple[str, int], ...]) -> dict[str, 
             raise BuildError(f"{script}: the lab id {lab.id!r} is taken by {found[lab.id].script}; rename one")
         found[lab.id] = lab
     return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _told(script: Path, _modified: int) -> tuple[str, Level]:
+    text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    try:
+        return split_level(text, script)
+    except BadInput as error:
+        raise BuildError(str(error)) from None
 
 
 def lab_evidence(lab: Lab, config: Config) -> dict[str, Any]:

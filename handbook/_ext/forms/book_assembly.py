@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -26,25 +26,28 @@ class Page:
     lab: int = 0  # the number of a lab
 
 
-def join(pages: list[Page], known: Set[str], labs: Mapping[str, int]) -> ET.Element:
+def join(pages: list[Page], known: Set[str], labs: Mapping[str, int], also: Iterable[str] = ()) -> ET.Element:
     """The pages of one PDF, linked among themselves only. The bodies of ``pages`` become part of it.
 
     Args:
         pages: what the PDF holds.
         known: all documents; a link to one that is not in this PDF becomes plain text.
         labs: the number of each lab, which takes the place of a page number where the lab is not in this PDF.
+        also: ids that the PDF will have behind these pages.
     """
-    body = ET.Element("div")
+    body, before = ET.Element("div"), pages[0].docname if pages else ""
     for page in pages:
         article = page.body
         article.tag = "article"
-        kind = f"page depth-{page.depth}{' lab' if page.lab else ''}"
+        opens_part = page.docname.partition("/")[0] != before.partition("/")[0]
+        before = page.docname
+        kind = f"page depth-{page.depth}{' lab' if page.lab else ''}{' part' if opens_part else ''}"
         article.attrib = {"class": kind, "id": anchor(page.docname)}
         _shift_headings(article, page.depth - 1)
         if page.lab and (heading := next(article.iter("h2"), None)) is not None:
             heading.set("data-lab", str(page.lab))
         body.append(article)
-    _check_links(body, {page.docname for page in pages}, known, labs)
+    _check_links(body, {page.docname for page in pages}, known, labs, also)
     return body
 
 
@@ -96,9 +99,11 @@ def _heading_content(heading: ET.Element) -> ET.Element:
     return copy
 
 
-def _check_links(body: ET.Element, inside: Set[str], known: Set[str], labs: Mapping[str, int]) -> None:
+def _check_links(
+    body: ET.Element, inside: Set[str], known: Set[str], labs: Mapping[str, int], also: Iterable[str]
+) -> None:
     """Make links that leave this PDF plain text; warn of links that lead nowhere."""
-    here = {element.get("id") for element in body.iter()} | {"contents"}
+    here = {element.get("id") for element in body.iter()} | {"contents", *also}
     elsewhere = {anchor(name): labs.get(name, 0) for name in known - inside}
     for article in body:
         for link in [element for element in walk(article) if element.tag == "a"]:

@@ -1,4 +1,4 @@
-"""The EPUB builder, corrected: every page is well-formed XHTML, and every drawing is an image file.
+"""The EPUB builder, corrected: every page is well-formed XHTML, every formula is MathML, every drawing an image file.
 
 Sphinx writes pages for browsers, which forgive; EPUB readers parse XML.
 A drawing inside of a page would have to be declared in the package file, which Sphinx does not do.
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from sphinx.builders.epub3 import Epub3Builder
 
+from .epub_package import add_landmarks, complete
+from .math_svg import mathml
 from .print_page import drop_screen_parts, unfold
 from .print_tree import SVG, classes, parents, parse, replace, walk
 
@@ -49,7 +51,7 @@ class BookEpubBuilder(Epub3Builder):
             plain = re.sub(r"<!DOCTYPE[^>]*>", "", text, count=1)  # EPUB 3 forbids external identifiers
             if plain != text:
                 picture.write_text(plain, encoding="utf-8")
-        used: set[str] = set()
+        used = {image.removeprefix("_static/") for image in self.config.epub_cover[:1]}
         for page in out.rglob("*.xhtml"):
             used |= set(re.findall(r"_static/([^\"?#]+)", page.read_text(encoding="utf-8")))
         for style in [name for name in used if name.endswith(".css")]:
@@ -58,6 +60,14 @@ class BookEpubBuilder(Epub3Builder):
             if path.is_file() and path.relative_to(out / "_static").as_posix() not in used:
                 path.unlink()
         super().build_content()
+        complete(out, *self.config.epub_cover[:1])
+
+    def build_navigation_doc(self) -> None:
+        """Name the places that a reader's program can lead to at once."""
+        super().build_navigation_doc()
+        cover = {"cover": self.coverpage_name} if self.config.epub_cover else {}
+        places = {kind: name + self.out_suffix for kind, name in self.config.epub_landmarks.items()}
+        add_landmarks(Path(self.outdir, "nav.xhtml"), cover | places)
 
     def _xhtml(self, body: str) -> str:
         page = parse(body)
@@ -66,7 +76,10 @@ class BookEpubBuilder(Epub3Builder):
         parent = parents(page)
         for element in list(walk(page)):
             element.attrib.pop("tooltip", None)  # sphinx-gallery's own invention
-            if element.tag == f"{SVG}svg":
+            if element.tag == f"{SVG}svg" and "math-svg" in classes(element):
+                displayed = "vertical-align" not in element.get("style", "")
+                replace(parent[element], element, mathml(element.get("aria-label", ""), inline=not displayed))
+            elif element.tag == f"{SVG}svg":
                 replace(parent[element], element, self._image(element))
             elif "download" in classes(element):
                 element.tag = "span"  # the file is not in the EPUB
@@ -95,4 +108,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     app.setup_extension("sphinx.builders.epub3")
     app.add_builder(BookEpubBuilder, override=True)
+    app.add_config_value("epub_landmarks", {}, "", dict)  # kinds of EPUB's vocabulary, each with its document
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

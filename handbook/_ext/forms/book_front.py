@@ -32,8 +32,9 @@ def book_html(
     numbers: Any = None,
     *,
     offprint: bool = False,
+    licence: str = "",
 ) -> str:
-    """The HTML of one PDF: cover, table of contents, and the pages.
+    """The HTML of one PDF: cover, page of rights, table of contents, and the pages.
 
     Args:
         title: the title.
@@ -44,6 +45,7 @@ def book_html(
         config: Sphinx's configuration.
         numbers: the page of each id of ``contents`` if the pages are not in this HTML; else the style sheet knows.
         offprint: the pages keep the numbers that they have in the book, so those before them have Roman ones.
+        licence: what may be done with text and code, in paragraphs; it stands behind the cover.
     """
     escape = html.escape
     about = "".join(f"<p>{escape(line)}</p>" for line in stamp)
@@ -55,16 +57,37 @@ def book_html(
     head += f'<meta name="author" content="{escape(config.author)}"><meta name="generator" content="Sphinx">'
     lines = ""
     for entry in contents:
-        page = f' data-page="{numbers[entry.id]}"' if numbers else ""
+        page = f' data-page="{numbers[entry.id]}"' if numbers is not None else ""
         lab = f' data-lab="{entry.lab}"' if entry.lab else ""
         kind = f"level-{entry.level}{' lab' if entry.lab else ''}"
         lines += f'<li class="{kind}"><a href="#{entry.id}"{page}{lab}>{entry.text}</a></li>'
     kind = "contents offprint" if offprint else "contents"
     return (
         f'<!doctype html><html lang="{escape(config.language or "en")}"><head>{head}</head><body>'
-        f'<header class="cover">{cover}</header><section class="{kind}" id="contents">'
+        f'<header class="cover">{cover}</header>{_rights(title, config, stamp, licence)}'
+        f'<section class="{kind}" id="contents">'
         f"<h1>Contents</h1><ol>{lines}</ol></section>{body}</body></html>"
     )
+
+
+def back_html(content: str, first: int, config: Any, *, left: bool = False) -> str:
+    """The HTML of the pages behind those of the book, the first of which has the number ``first``.
+
+    With ``left`` that is an empty page, and what follows begins on a left one.
+    """
+    start = f"<style>@page :first {{ counter-reset: page {first} }}</style>"
+    language = html.escape(config.language or "en")
+    body = f"{'<p></p>' if left else ''}{content}"
+    return f'<!doctype html><html lang="{language}"><head>{start}</head><body>{body}</body></html>'
+
+
+def _rights(title: str, config: Any, stamp: list[str], licence: str) -> str:
+    """Who holds the rights, and what a reader may do; nothing for a book that does not say."""
+    if not licence:
+        return ""
+    lines = [f"{title}. © {config.copyright}.", *filter(None, map(str.strip, licence.split("\n\n"))), " · ".join(stamp)]
+    words = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+    return f'<section class="rights">{words}</section>'
 
 
 def cover_lines(config: Any, folder: Path) -> list[str]:

@@ -6,31 +6,43 @@ contents, and laid out by WeasyPrint with ``_static/print.css``.
 
 from __future__ import annotations
 
+import itertools
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Set
-from functools import partial
+from collections import defaultdict
+from collections.abc import Iterable, Sequence, Set
+from multiprocessing import SimpleQueue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sphinx import addnodes
+from docutils import nodes
 
 from ..evidence.labs import manifest_file
-from ..problems import expect
+from ..problems import BuildError, expect
+from .book_answers import answers_last
 from .book_assembly import Page, entries, is_empty, join
-from .book_front import Entry, book_html, cover_lines
-from .patches import drop_links_out_of
+from .book_back import INDEX, LIST, LabLine, labs_html, section, sources_of
+from .book_front import Entry, back_html, book_html, cover_lines
+from .book_index import index_html, index_items
+from .book_moves import say_where_it_moves
+from .book_offprints import write_chapter, write_labs
+from .book_order import LABS, below, chapters, children, is_lab, labs_of, program
+from .patches import correct_page_references
+from .print_labs import numbers_in_the_handbook, shorten
 from .print_page import SCHEME, prepare
-from .print_tree import anchor, parse, to_html
-from .weasy import Sheets, label_pages, lay_out, load_weasyprint, side_by_side, write
+from .print_tree import anchor, classes, parse, to_html
+from .print_words import keep_words
+from .weasy import Sheets, lay_out, load_weasyprint, page_numbers, side_by_side, write
 from .whole_book import WholeBookBuilder
 
 if TYPE_CHECKING:
-    from docutils import nodes
     from sphinx.application import Sphinx
     from sphinx.config import Config
 
 STATIC = Path(__file__).parents[2] / "_static"
-LABS = "labs/"  # what is below it is printed in the companion
+MARK = "bibtex-citation"  # the class around a number that stands for a work
+BACK = [Entry("List of labs", LIST, 1), Entry("Index", INDEX, 1)]
+UNKNOWN: Any = defaultdict(lambda: 888)  # page numbers in contents that are set again once the pages stand
+PAPERS = {"a4": ["print.css"], "letter": ["print.css", "print-letter.css"]}
 
 
 class BookPdfBuilder(WholeBookBuilder):
@@ -44,8 +56,13 @@ class BookPdfBuilder(WholeBookBuilder):
         """Look for WeasyPrint first: a gallery may run for minutes before the first PDF is made."""
         load_weasyprint()
         super().init()
-        sheet = STATIC / "print.css"
-        self.sheets: Sheets = ((sheet, sheet.read_text(encoding="utf-8")),)
+        paper = self.config.bookpdf_paper
+        if paper not in PAPERS:
+            raise BuildError(f"bookpdf_paper is {paper!r}; it can be {' or '.join(PAPERS)}")
+        sheets = [STATIC / name for name in PAPERS[paper]]
+        self.sheets: Sheets = tuple((sheet, sheet.read_text(encoding="utf-8")) for sheet in sheets)
+        licence = self.config.bookpdf_licence
+        self.licence = Path(self.confdir, licence).read_text(encoding="utf-8") if licence else ""
 
     def get_target_uri(self, docname: str, typ: str | None = None) -> str:
         """A link that `print_page` turns into one inside of the PDF."""
@@ -58,11 +75,13 @@ class BookPdfBuilder(WholeBookBuilder):
     def write_documents(self, docnames: Set[str]) -> None:
         """Make the volumes side by side: each process renders, lays out and writes the documents of one."""
         only = self.config.bookpdf_only
-        parts = [only] if only else self._children(self.config.root_doc)
-        self.reading_order = {part: list(self._below(part)) for part in parts}
-        labs = [name for order in self.reading_order.values() for name in order if name.startswith(LABS)]
-        self.labs = {name: number for number, name in enumerate(filter(self._is_lab, labs), 1)}
-        side_by_side([self._make_handbook, *([self._make_companion] if labs and not only else [])])
+        order = {part: list(below(self.env, part)) for part in children(self.env, self.config.root_doc)}
+        labs = [name for names in order.values() for name in names if is_lab(self.env, name)]
+        self.labs = {name: number for number, name in enumerate(labs, 1)}
+        self.reading_order = {only: list(below(self.env, only))} if only else order
+        companion = [self._make_companion] if labs and not only else []
+        self.lab_pages: Any = SimpleQueue()  # from the companion to the handbook
+        side_by_side([*companion, self._make_handbook])
 
     def write_doc(self, docname: str, doctree: nodes.document) -> None:
         """Nothing: documents are rendered by the process that needs them."""
@@ -72,87 +91,127 @@ class BookPdfBuilder(WholeBookBuilder):
 
     def _make_handbook(self) -> None:
         """The handbook, and its chapters out of the same pages."""
-        pages = []
-        if not self.config.bookpdf_only:
+        only, pages = self.config.bookpdf_only, []
+        if not only:
             front = self._body(self.config.root_doc)
             pages += [] if is_empty(front) else [Page(self.config.root_doc, 1, front)]
         for part, order in self.reading_order.items():
             for name in order:
                 if not name.startswith(LABS) and (not is_empty(body := self._body(name)) or name == part):
                     pages.append(Page(name, 1 if name == part else 2, body))
-        body = join(pages, self.env.found_docs, self.labs)
+        sources = self._sources(pages)
+        body = join(pages, self.env.found_docs, self.labs, also=sources)
         articles = dict(zip((page.docname for page in pages), body, strict=True))
-        contents = list(entries(list(body), 2))
-        name = f"{self.config.bookpdf_name}.pdf"
-        document = self._lay_out(name, self.config.project, "", self._stamp(), contents, to_html(body))
-        numbers = _numbers(document)
-        if not self.config.bookpdf_only:
-            self._write_book(document, name, self.config.project, "", contents, numbers)
-        starts = [numbers[anchor(part)] for part in self.reading_order] + [len(document.pages) + 1]
-        for chapter in self._chapters():
-            if chapter not in self.reading_order:
-                continue
-            place = list(self.reading_order).index(chapter)
-            first, end = starts[place : place + 2]
-            listed = list(entries([articles[name] for name in self.reading_order[chapter] if name in articles], 3))
-            self._write_chapter(chapter, document, first, end, listed, numbers)
+        words = [] if only else index_items(list(body))
+        contents = [*entries(list(body), 2), *([] if only else BACK)]
+        name, title = f"{self.config.bookpdf_name}.pdf", self.config.project
+        document = self.lay_out(name, title, "", contents, to_html(body), UNKNOWN)
+        numbers, last = page_numbers(document), len(document.pages)
+        correct_page_references(document, numbers)
+        self.companion = self.lab_pages.get() if self.labs and not only else {}
 
-    def _write_chapter(
-        self, chapter: str, document: Any, first: int, end: int, listed: list[Entry], numbers: dict[str, int]
-    ) -> None:
-        """One chapter: a cover and contents of its own, then its pages of the handbook, which keep their numbers."""
-        title, target = self.env.titles[chapter].astext(), Path(self.outdir, f"{chapter.replace('/', '-')}.pdf")
-        stamp = [f"Pages {first} to {end - 1} of {self.config.project}", *self._stamp()]
-        front = self._lay_out(target.name, title, self.config.project, stamp, listed, "", numbers, offprint=True)
-        pages = document.pages[first - 1 : end - 1]
-        drop_links_out_of(pages)
-        whole = front.copy([*front.pages, *pages])
-        write(whole, target, finisher=partial(label_pages, front=len(front.pages), first=first))
+        def book() -> None:
+            found = index_html(words, numbers)
+            listed = [section("List of labs", LIST, self.lab_list(self.labs)), section("Index", INDEX, found)]
+            left = (last + 1) % 2 == 0  # laid out behind an empty page, so that its margins are those of its side
+            back = lay_out(back_html("".join(listed), last + 1 - left, self.config, left=left), self.sheets, name)
+            behind = {key: last + page - left for key, page in page_numbers(back).items()}
+            self._write_book(document, name, title, "", contents, {**numbers, **behind}, back.pages[left:])
+
+        def offprints() -> None:
+            starts = [numbers[anchor(part)] for part in self.reading_order] + [last + 1]
+            listed = chapters(self.env, self.config.root_doc)
+            for chapter, (first, end) in zip(self.reading_order, itertools.pairwise(starts), strict=True):
+                if chapter in listed:
+                    inside = [articles[one] for one in self.reading_order[chapter] if one in articles]
+                    write_chapter(self, chapter, document.pages[first - 1 : end - 1], first, inside, sources, numbers)
+
+        side_by_side([offprints] if only else [book, offprints])
 
     def _make_companion(self) -> None:
         """The labs, by chapter."""
-        pages = [
-            Page(name, 2 if self._is_lab(name) else 1, self._body(name), self.labs.get(name, 0))
-            for order in self.reading_order.values()
-            for name in order
-            if name.startswith(LABS)
-        ]
-        body = join(pages, self.env.found_docs, self.labs)
-        name = f"{self.config.bookpdf_labs_name}.pdf"
-        contents = list(entries(list(body), 1))
-        title, project = self.config.bookpdf_labs_title, self.config.project
-        document = self._lay_out(name, title, project, self._stamp(), contents, to_html(body))
-        self._write_book(document, name, title, project, contents, _numbers(document))
+        numbers: dict[str, int] = {}
+        try:
+            pages = [
+                Page(name, 2 if is_lab(self.env, name) else 1, self._lab_body(name), self.labs.get(name, 0))
+                for order in self.reading_order.values()
+                for name in order
+                if name.startswith(LABS)
+            ]
+            body = join(pages, self.env.found_docs, self.labs)
+            name = f"{self.config.bookpdf_labs_name}.pdf"
+            contents = list(entries(list(body), 1))
+            title, project = self.config.bookpdf_labs_title, self.config.project
+            document = self.lay_out(name, title, project, contents, to_html(body), UNKNOWN)
+            numbers = page_numbers(document)
+        finally:
+            self.lab_pages.put({name: numbers.get(anchor(name), 0) for name in self.labs})  # the handbook waits for it
+
+        def offprints() -> None:
+            for chapter in chapters(self.env, self.config.root_doc):
+                write_labs(self, chapter, document, contents, numbers)
+
+        side_by_side([lambda: self._write_book(document, name, title, project, contents, numbers), offprints])
 
     def _write_book(
-        self, document: Any, name: str, title: str, series: str, contents: list[Entry], numbers: dict[str, int]
+        self,
+        document: Any,
+        name: str,
+        title: str,
+        series: str,
+        contents: list[Entry],
+        numbers: dict[str, int],
+        back: Sequence[Any] = (),
     ) -> None:
         """Write a whole book, its cover and contents set once more: only now is known on which page each heading is.
 
         What WeasyPrint puts there by itself can be the page before, where a heading moved on with what follows it.
         """
-        front = self._lay_out(name, title, series, self._stamp(), contents, "", numbers)
+        front = self.lay_out(name, title, series, contents, "", numbers)
         first = numbers[contents[0].id]
         expect(len(front.pages) == first - 1, "weasyprint", "contents take as many pages with their numbers as without")
-        write(front.copy([*front.pages, *document.pages[first - 1 :]]), Path(self.outdir, name))
+        write(front.copy([*front.pages, *document.pages[first - 1 :], *back]), Path(self.outdir, name))
 
-    def _lay_out(
+    def labs_of(self, chapter: str) -> list[str]:
+        """The labs of a chapter and of the pages below it, in the order of the companion."""
+        return labs_of(self.env, self.reading_order.get(chapter, [chapter]), self.labs)
+
+    def lab_list(self, labs: Iterable[str]) -> str:
+        """The lines of a list of labs."""
+        return labs_html(
+            (
+                LabLine(self.labs[name], self.env.titles[name].astext(), program(name), self.companion.get(name, 0))
+                for name in labs
+            ),
+            self.config.bookpdf_labs_title,
+        )
+
+    def _sources(self, pages: list[Page]) -> dict[str, ET.Element]:
+        """The works that the pages may cite, by id; a bibliography that is not among the pages is read for this."""
+        marks = [mark for page in pages for mark in page.body.iter("span") if MARK in classes(mark)]
+        cited = {link.get("href", "")[1:].partition("--")[0] for mark in marks for link in mark.iter("a")}
+        own = {page.docname: page.body for page in pages}
+        names = [name for name in sorted(self.env.found_docs) if anchor(name) in cited]
+        bodies = [own[name] if name in own else self._body(name) for name in names]
+        return {key: work for body in bodies for key, work in sources_of(body).items()}
+
+    def lay_out(
         self,
         name: str,
         title: str,
         series: str,
-        stamp: list[str],
         contents: list[Entry],
         body: str,
-        numbers: Any = None,
+        numbers: Any,
         *,
-        offprint: bool = False,
+        offprint: list[str] | None = None,
     ) -> Any:
-        html = book_html(title, series, stamp, contents, body, self.config, numbers, offprint=offprint)
+        """Lay out a cover, a page of rights, contents, and a body; an offprint says first where it comes from."""
+        stamp = [*(offprint or []), *cover_lines(self.config, self.confdir)]
+        rights = self.licence if offprint is None else ""
+        kept = offprint is not None
+        html = book_html(title, series, stamp, contents, body, self.config, numbers, offprint=kept, licence=rights)
         return lay_out(html, self.sheets, name)
-
-    def _stamp(self) -> list[str]:
-        return cover_lines(self.config, self.confdir)
 
     def _body(self, docname: str) -> ET.Element:
         """Render one document and change it for print."""
@@ -161,40 +220,25 @@ class BookPdfBuilder(WholeBookBuilder):
         self.start_page(docname, doctree)
         body = parse(self.render(doctree))
         prepare(body, docname)
+        answers_last(body, docname)
+        say_where_it_moves(body, docname, str(getattr(self.config, "ogp_site_url", "")))
+        keep_words(body)
         for image in body.iter("img"):
             image.set("src", self._image_file(image.get("src", "")).as_uri())
         return body
 
-    def _children(self, docname: str) -> list[str]:
-        """The documents below one; a page that is nothing without a browser says ``no-print: true`` above its title."""
-        below = dict.fromkeys(self.env.toctree_includes.get(docname, []))
-        return [name for name in below if "no-print" not in self.env.metadata.get(name, {})]
-
-    def _below(self, docname: str) -> Iterator[str]:
-        """A document and those below it, in reading order."""
-        yield docname
-        for child in self._children(docname):
-            yield from self._below(child)
-
-    def _is_lab(self, docname: str) -> bool:
-        """Whether a document is a lab; one with others below it is the list of a chapter's labs."""
-        return docname.startswith(LABS) and not self._children(docname)
-
-    def _chapters(self) -> list[str]:
-        """What the tables of contents of the root document list, one a part; the last of several is reference."""
-        trees = list(self.env.get_doctree(self.config.root_doc).findall(addnodes.toctree))
-        return list(dict.fromkeys(name for tree in trees[:-1] or trees for name in tree["includefiles"]))
+    def _lab_body(self, docname: str) -> ET.Element:
+        """A lab, or the list of a chapter's labs, for the companion."""
+        body = self._body(docname)
+        if docname in self.labs:
+            shorten(body, list(numbers_in_the_handbook(self.env, docname, LABS)))
+        return body
 
     def _image_file(self, src: str) -> Path:
         """The source file of an image in a rendered document."""
         name = src.rpartition("/")[2]
         path = next((path for path, kept in self.images.items() if kept == name), src)
         return Path(self.srcdir, path).resolve()
-
-
-def _numbers(document: Any) -> dict[str, int]:
-    """The page of each id, from 1."""
-    return {name: number for number, page in reversed(list(enumerate(document.pages, 1))) for name in page.anchors}
 
 
 def name_manifest(app: Sphinx, config: Config) -> None:
@@ -213,5 +257,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("bookpdf_labs_title", "The lab companion", "", str)
     app.add_config_value("bookpdf_subtitle", "", "", str)
     app.add_config_value("bookpdf_manifest", "", "", str)
+    app.add_config_value("bookpdf_licence", "", "", str)  # a file, from the folder of conf.py
+    app.add_config_value("bookpdf_paper", "a4", "", str)
     app.add_config_value("bookpdf_only", "", "", str)  # the one chapter that is wanted
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

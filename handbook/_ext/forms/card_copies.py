@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from docutils import nodes
 from sphinx import addnodes
+from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import docname_join
 
 from ..cards.card_page import card
 from ..cards.card_source import Card
-from ..cards.register import Register
+from ..cards.register import Entry, Register
+from ..evidence import labs
 from .orientation import Places, name_of
 
 
@@ -36,25 +40,50 @@ class Copied:
 
 
 def interview_cards(env: BuildEnvironment) -> list[Copied]:
-    """All interview cards, in reading order of the chapters that they ask about.
-
-    That is the chapter of the first section, else of the first claim, that the card points to; else its own page.
-    """
-    places, found = Places(env), []
-    entries = [one for one in cast(Register, env.domains["cards"]).entries() if one.content.kind == "interview"]
-    documents = [env.get_doctree(name) for name in dict.fromkeys(entry.docname for entry in entries)]
+    """All interview cards, in reading order of the chapters that they ask about."""
+    places = Places(env)
+    asked = [(entry, chapter) for entry, chapter in _chapters(env, places) if entry.content.kind == "interview"]
+    documents = [env.get_doctree(name) for name in dict.fromkeys(entry.docname for entry, _ in asked)]
     read = {node["source_card"].id: node for document in documents for node in document.findall(card)}
-    claims = {one.id: one.docname for one in cast(Register, env.domains["claims"]).entries()}
-    sections = {name: place[0] for name, place in env.domains.standard_domain.anonlabels.items()}
-    for entry in entries:
-        pointed = [sections.get(target, "") for kind, target in entry.content.evidence if kind == "section"]
-        pointed += [claims.get(target, "") for kind, target in entry.content.evidence if kind == "claim"]
-        chapter = next((path[0] for name in pointed if (path := places.path(name))), entry.docname)
+    found = []
+    for entry, chapter in asked:
         part = places.part_of(chapter)
         title = part.title if part else ""
         found.append(Copied(entry.content, read[entry.id], entry.docname, chapter, name_of(env, chapter), title))
+    return found
+
+
+def _chapters(env: BuildEnvironment, places: Places) -> list[tuple[Entry, str]]:
+    """All cards, each with the chapter that it asks about, in the reading order of these.
+
+    That is the chapter of the first section, else of the first claim, that the card points to; else its own page.
+    A quiz asks about the page that it stands on.
+    """
+    claims = {one.id: one.docname for one in cast(Register, env.domains["claims"]).entries()}
+    sections = {name: place[0] for name, place in env.domains.standard_domain.anonlabels.items()}
+    found = []
+    for entry in cast(Register, env.domains["cards"]).entries():
+        shown = entry.content.evidence if entry.content.kind == "interview" else ()
+        pointed = [sections.get(target, "") for kind, target in shown if kind == "section"]
+        pointed += [claims.get(target, "") for kind, target in shown if kind == "claim"]
+        chapter = next((path[0] for name in pointed if (path := places.path(name))), entry.docname)
+        found.append((entry, chapter))
     order = {name: place for place, name in enumerate(places.spine)}
-    return sorted(found, key=lambda one: order.get(one.chapter, len(order)))
+    return sorted(found, key=lambda one: order.get(one[1], len(order)))
+
+
+def keep_chapters(app: Sphinx, env: BuildEnvironment) -> None:
+    """Keep for the decks, a project of their own, which chapter each card asks about."""
+    kept = {entry.id: (chapter, name_of(env, chapter)) for entry, chapter in _chapters(env, Places(env))}
+    text, path = json.dumps(kept, ensure_ascii=False, indent=0), kept_chapters()
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:  # where it is newer, decks are made again
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def kept_chapters() -> Path:
+    """The file that holds of each card the document and the title of the chapter, in reading order."""
+    return labs.ROOT / "_build" / "card-chapters.json"
 
 
 def copies(children: list[nodes.Node], docname: str, here: str) -> Iterator[nodes.Node]:
@@ -70,3 +99,9 @@ def copies(children: list[nodes.Node], docname: str, here: str) -> Iterator[node
                 if "refid" in link:  # leads to a place beside the card, not beside its copy
                     link.replace_self(nodes.inline("", "", *link.children))
         yield copy
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Keep the chapters when the book has been read."""
+    app.connect("env-updated", keep_chapters, priority=900)  # behind the numbering of chapters
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

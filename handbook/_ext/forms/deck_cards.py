@@ -1,19 +1,28 @@
-"""``{deck-card} id``: a card of a chapter as two slides of a deck, with the deeper answer as speaker notes."""
+"""``{deck-card} id`` and ``{deck-cards}``: cards of the chapters as slides of a deck.
+
+Each card is two slides: the question, then the answer, with what lies behind it as speaker notes.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from itertools import chain, zip_longest
+from typing import Any, ClassVar, cast
 
 from docutils import nodes
+from docutils.parsers.rst import directives
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
 
-from ..cards.card_source import Card, Passage
+from ..cards.card_source import LEVELS, Card, Passage
 from ..cards.cards import LABELS, cards_of_the_book, reasons
 from ..markup import close, inline
-from ..problems import suggestion, warn_at
+from ..problems import BuildError, suggestion, warn_at
+from .card_copies import kept_chapters
+
+Chapters = dict[str, tuple[str, str]]  # of each card the document and the title of the chapter that it asks about
 
 
 class speaker_notes(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
@@ -27,26 +36,35 @@ class DeckCard(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Find the card in the chapters and make its slides."""
-        name = self.arguments[0]
-        cards = cards_of_the_book()
-        if name not in cards:
-            warn_at(self.env, f"there is no card {name!r}{suggestion(name, cards)}", self.lineno)
-            return []
-        source = cards[name]
+        return self.slides([self.arguments[0]], chapters_of_cards())
+
+    def slides(self, names: list[str], chapters: Chapters) -> list[nodes.Node]:
+        """The slides of these cards; an id that no card has is reported and left out."""
+        cards, made = cards_of_the_book(), list[nodes.Node]()
+        for name in names:
+            if name in cards:
+                made += self._slides_of(cards[name], chapters[name][1])
+            else:
+                warn_at(self.env, f"there is no card {name!r}{suggestion(name, cards)}", self.lineno)
+        return made
+
+    def _slides_of(self, source: Card, chapter: str) -> list[nodes.Node]:
         self.env.note_dependency(source.path)
-        title = nodes.title(source.question, "", *self._inline(source.question))
-        question = nodes.section("", title, ids=[f"card-{name}"], classes=["deck-question"])
-        answer = nodes.section("", nodes.title("", "Answer"), ids=[f"card-{name}-answer"], classes=["deck-answer"])
+        name, asked = f"card-{source.id}", self._inline(source.question)
+        again = [nodes.inline("", "Answer: ", classes=["deck-label"]), *(node.deepcopy() for node in asked)]
+        question = nodes.section("", nodes.title(source.question, "", *asked), ids=[name], classes=["deck-question"])
+        answer = nodes.section("", nodes.title("", "", *again), ids=[f"{name}-answer"], classes=["deck-answer"])
+        question += nodes.paragraph("", " · ".join(filter(None, [chapter, source.level])), classes=["deck-from"])
         if source.options:
-            question += self._options(source, only_right=False)
-            answer += self._options(source, only_right=True)
+            question += self._options(source, answered=False)
+            answer += self._options(source, answered=True)
             why = source.parts["why"]
             answer += self._parsed(Passage(why.text.strip().splitlines()[0], why.line))  # its first sentence
         else:
             answer += self._parsed(source.parts["answer"])
         notes = speaker_notes()
         for part, text in (("weak", source.weak), ("flags", " ".join(source.flags))):
-            if text:  # small and run in: they share a page of the handout with the answer
+            if text:  # small and run in
                 label = nodes.strong("", f"{LABELS[part]}: ")
                 notes += nodes.paragraph("", "", label, *self._inline(" ".join(text.split())), classes=["deck-aside"])
         for part in ("why", "depth", "follow-ups"):
@@ -59,13 +77,11 @@ class DeckCard(SphinxDirective):
             answer += notes
         return [question, answer]
 
-    def _options(self, source: Card, only_right: bool) -> nodes.Element:
+    def _options(self, source: Card, answered: bool) -> nodes.Element:
         listed = nodes.enumerated_list(enumtype="upperalpha", classes=["deck-options"])
-        for place, option in enumerate(source.options, 1):
-            if option.right or not only_right:
-                if only_right and not len(listed):
-                    listed["start"] = place  # so that the answer has its letter
-                listed += nodes.list_item("", nodes.paragraph("", "", *self._inline(option.text)))
+        for option in source.options:
+            kind = ["deck-right" if option.right else "deck-wrong"] if answered else []
+            listed += nodes.list_item("", nodes.paragraph("", "", *self._inline(option.text)), classes=kind)
         return listed
 
     def _inline(self, text: str) -> list[nodes.Node]:
@@ -73,6 +89,71 @@ class DeckCard(SphinxDirective):
 
     def _parsed(self, passage: Passage) -> list[nodes.Node]:
         return _without_links(nodes.container("", *self.parse_text_to_nodes(passage.text)))
+
+
+class DeckCards(DeckCard):
+    """Interview cards by part, chapter and level, or cards by their ids."""
+
+    required_arguments = 0
+    option_spec: ClassVar[Any] = {
+        **dict.fromkeys(("part", "chapter", "level", "ids"), directives.unchanged_required),
+        "count": directives.positive_int,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        """Choose the cards and make their slides; a choice that finds none is reported."""
+        chapters = chapters_of_cards()
+        self.env.note_dependency(kept_chapters())  # a new card can be one that is asked for
+        asked = {option: text.split() for option, text in self.options.items() if option != "count"}
+        if "ids" in asked:
+            if len(self.options) > 1:
+                warn_at(self.env, "deck-cards: with :ids: no other option chooses; remove one of them", self.lineno)
+            return self.slides(asked["ids"], chapters)
+        interview = {name: card for name, card in cards_of_the_book().items() if card.kind == "interview"}
+        known = {
+            "part": dict.fromkeys(chapters[name][0].partition("/")[0] for name in interview),
+            "chapter": dict.fromkeys(chapters[name][0] for name in interview),
+            "level": dict.fromkeys(LEVELS),
+        }
+        for option, names in asked.items():
+            for name in names:
+                if name not in known[option]:
+                    said = f"deck-cards: no interview card has the {option} {name!r}"
+                    warn_at(self.env, said + suggestion(name, known[option]), self.lineno)
+        found = [
+            interview[name]
+            for name, (chapter, _) in chapters.items()
+            if name in interview
+            and chapter in asked.get("chapter", [chapter])
+            and chapter.partition("/")[0] in asked.get("part", [chapter.partition("/")[0]])
+            and interview[name].level in asked.get("level", LEVELS)
+        ]
+        count = self.options.get("count", len(found))
+        if count > len(found) or not found:
+            warn_at(self.env, f"deck-cards: {count} cards are asked for, and there are {len(found)}", self.lineno)
+        return self.slides(_spread(found, count, chapters), chapters)
+
+
+def _spread(cards: list[Card], count: int, chapters: Chapters) -> list[str]:
+    """The ids of ``count`` cards, of each chapter in turn; those with a weak answer first: they are asked often."""
+    rows: dict[str, list[str]] = {}
+    for card in sorted(cards, key=lambda card: not card.weak):
+        rows.setdefault(chapters[card.id][0], []).append(card.id)
+    turns = chain.from_iterable(zip_longest(*rows.values()))
+    taken = set([name for name in turns if name][:count])
+    return [card.id for card in cards if card.id in taken]
+
+
+def chapters_of_cards() -> Chapters:
+    """Of each card the chapter that it asks about, as the last build of the book found it, in reading order.
+
+    Raises:
+        BuildError: the book has not been built.
+    """
+    try:
+        return cast(Chapters, json.loads(kept_chapters().read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        raise BuildError(f"the cards of the book are not in {kept_chapters()}; run: make html") from None
 
 
 def _without_links(holder: nodes.Element) -> list[nodes.Node]:
@@ -91,7 +172,8 @@ def visit_notes(self: HTML5Translator, node: nodes.Element) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directive and its node."""
+    """Register the directives and their node."""
     app.add_directive("deck-card", DeckCard)
+    app.add_directive("deck-cards", DeckCards)
     app.add_node(speaker_notes, html=(visit_notes, close))
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

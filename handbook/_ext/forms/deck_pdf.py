@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from copy import deepcopy
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,12 @@ def read_slides(page: str) -> list[Slide]:
     return [_slide(section) for section in slides.iter("section") if _is_shown(section)]
 
 
+def read_footer(page: str) -> str:
+    """What stands below every slide of a reveal.js page; "" if nothing does."""
+    found = re.search('<p class="deck-footer">(.*?)</p>', page)
+    return unescape(found[1]) if found else ""
+
+
 def _is_shown(section: ET.Element) -> bool:
     has_slides = any(element is not section for element in section.iter("section"))
     return not has_slides and section.get("data-visibility") != "hidden"
@@ -68,18 +74,23 @@ def make(page: Path, slides_pdf: Path, handout_pdf: Path, static: Path) -> None:
     Args:
         page: the reveal.js page.
         slides_pdf: one slide a page, 16:9.
-        handout_pdf: A4, a slide and its notes on each page.
+        handout_pdf: A4, slides with their notes, two on a page where the notes leave room.
         static: the folder with ``deck.css``, ``deck-print.css`` and the fonts.
     """
     text = page.read_text(encoding="utf-8")
-    slides = read_slides(text)
+    slides, footer = read_slides(text), read_footer(text)
     title = slides[0].title if slides else page.stem
-    names = ("math.css", "deck.css", "deck-print.css")
-    sheets = tuple((static / name, light((static / name).read_text(encoding="utf-8"))) for name in names)
-    document = _set(slides_pdf, title, "deck", [to_html(slide.section) for slide in slides], slides, sheets)
+    styles = sheets(static)
+    document = _set(slides_pdf, title, "deck", [to_html(slide.section) for slide in slides], slides, styles, footer)
     _check(document, slides, slides_pdf)
     sides = [_handout_side(slide, place, len(slides)) for place, slide in enumerate(slides, 1)]
-    _set(handout_pdf, f"{title}: slides and notes", "handout", sides, slides, sheets)
+    _set(handout_pdf, f"{title}: slides and notes", "handout", sides, slides, styles, footer)
+
+
+def sheets(static: Path) -> Sheets:
+    """The style sheets of both PDFs, from the folder that has them and the fonts."""
+    names = ("math.css", "deck.css", "deck-print.css")
+    return tuple((static / name, light((static / name).read_text(encoding="utf-8"))) for name in names)
 
 
 def _handout_side(slide: Slide, place: int, count: int) -> str:
@@ -89,12 +100,15 @@ def _handout_side(slide: Slide, place: int, count: int) -> str:
     return f'<article><div class="sheet">{to_html(section)}</div>{number}{to_html(slide.notes)}</article>'
 
 
-def _set(target: Path, title: str, kind: str, pages: list[str], slides: list[Slide], sheets: Sheets) -> Any:
+def _set(
+    target: Path, title: str, kind: str, pages: list[str], slides: list[Slide], sheets: Sheets, footer: str
+) -> Any:
     body = "".join(
         f'<div class="pdf-page {_kind(slide)}" id="{_ANCHOR}{place}">{page}</div>'
         for place, (page, slide) in enumerate(zip(pages, slides, strict=True), 1)
     )
-    body = f'<body class="{kind}"><div class="reveal"><div class="slides">{body}</div></div></body>'
+    slides_of = f'<div class="slides" data-footer="{escape(footer, quote=True)}">{body}</div>'
+    body = f'<body class="{kind}"><div class="reveal">{slides_of}</div></body>'
     head = f"<head><title>{escape(title)}</title></head>"
     return set_pdf(f'<!doctype html><html lang="en">{head}{plain_svg(body)}</html>', sheets, target)
 

@@ -1,6 +1,7 @@
 """Decks: the builder ``revealjs`` as this book uses it, and ``{notes}`` for what the speaker says.
 
-Code is coloured while the deck is built, sections keep their ids and classes, and each deck also becomes two PDFs.
+Code is coloured while the deck is built, sections keep their ids and classes, every slide names the edition below it,
+and each deck also becomes two PDFs.
 """
 
 from __future__ import annotations
@@ -18,15 +19,10 @@ from sphinx.writers.html5 import HTML5Translator
 from sphinx_revealjs.builders import RevealjsHTMLBuilder
 from sphinx_revealjs.writers import RevealjsSlideTranslator
 
-from ..markup import close
 from ..problems import expect
-from . import deck_pdf
+from . import deck_pdf, deck_sizes
 from .deck_cards import speaker_notes
-from .weasy import load_weasyprint, side_by_side
-
-CODE_PX = (1052, 400)  # room for code on a slide of 1280 × 720, beside a title and a line of text
-CODE_SIZES_PX = (14, 34)
-_LETTER_EM = (0.6, 1.42)  # of the code face: width, and distance between lines
+from .weasy import load_weasyprint, prepare, side_by_side
 
 
 class Notes(SphinxDirective):
@@ -58,37 +54,19 @@ class DeckTranslator(RevealjsSlideTranslator):  # type: ignore[misc]
         bare = all(isinstance(child, nodes.title | speaker_notes) for child in own)
         kinds = ["deck-title"] if first else ["deck-part"] if bare and "deck-question" not in node["classes"] else []
         classes = escape(" ".join([*node["classes"], *kinds]), quote=True)
-        tag = f'<section id="{escape(node["ids"][0], quote=True)}" class="{classes}"'
+        style = f' style="{node["style"]}"' if "style" in node else ""
+        tag = f'<section id="{escape(node["ids"][0], quote=True)}" class="{classes}"{style}'
         expect("<section" in self.body[-1], "sphinx-revealjs", "the last thing written for a slide is not its section")
         self.body[-1] = self.body[-1].replace("<section", tag, 1)
 
 
-class SizedCode(nodes.Element):
-    """A block of code and the size of its letters."""
-
-
-def size_code(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Choose the size of each block's letters: as large as the slide allows."""
-    if app.builder.name != DeckBuilder.name:
-        return
-    for block in list(doctree.findall(nodes.literal_block)):
-        sized = SizedCode("", size=code_size_px(block.astext()))
-        block.replace_self(sized)
-        sized += block
-
-
-def code_size_px(code: str) -> int:
-    """The size at which code is as wide or as high as the room for it, within limits."""
-    lines = code.splitlines() or [""]
-    columns = max(len(line) for line in lines)
-    wide, high = (room / em for room, em in zip(CODE_PX, _LETTER_EM, strict=True))
-    smallest, largest = CODE_SIZES_PX
-    return max(smallest, int(min(largest, wide / max(columns, 1), high / len(lines))))
-
-
-def _visit_sized(self: HTML5Translator, node: nodes.Element) -> None:
-    self.body.append(f'<div style="--code-size: {node["size"]}px">\n')
-    self.context.append("</div>\n")
+def add_footer(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Below every slide: the book, the deck, and whose measurements it shows. It is in the PDFs, too."""
+    if app.builder.name == DeckBuilder.name and page in app.env.titles and page != app.config.root_doc:
+        edition = getattr(app.config, "labs_edition", "") or getattr(app.config, "labs_default_edition", "")
+        names = [app.config.project, app.env.titles[page].astext(), f"edition {edition}" if edition else ""]
+        footer = " · ".join(escape(name) for name in names if name)
+        context["body"] = f'<p class="deck-footer">{footer}</p>{context["body"]}'
 
 
 class DeckBuilder(RevealjsHTMLBuilder):  # type: ignore[misc]
@@ -110,7 +88,8 @@ class DeckBuilder(RevealjsHTMLBuilder):  # type: ignore[misc]
     def get_outdated_docs(self) -> Iterator[str]:
         """Also decks that were made with another style, or by another version of the code that makes them."""
         yield from super().get_outdated_docs()
-        newest = max(_age(path) for path in [*self._style_files(), Path(__file__), Path(deck_pdf.__file__)])
+        modules = [Path(str(module)) for module in (__file__, deck_pdf.__file__, deck_sizes.__file__)]
+        newest = max(map(_age, [*self._style_files(), *modules]))
         yield from (name for name in self.env.found_docs if _age(self._file(name, ".html")) < newest)
 
     def finish(self) -> None:
@@ -121,6 +100,8 @@ class DeckBuilder(RevealjsHTMLBuilder):  # type: ignore[misc]
             page, slides, handout = (self._file(name, ending) for ending in (".html", ".pdf", "-notes.pdf"))
             if min(_age(slides), _age(handout)) < _age(page):
                 jobs.append(partial(deck_pdf.make, page, slides, handout, static))
+        if jobs:
+            prepare(deck_pdf.sheets(static))
         side_by_side(jobs)
 
     def _style_files(self) -> Iterator[Path]:
@@ -142,8 +123,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the builder in place of that of sphinx-revealjs, and the directive."""
     app.setup_extension("sphinx_revealjs")
     app.setup_extension("_ext.forms.deck_cards")
+    app.setup_extension("_ext.forms.deck_sizes")
     app.add_builder(DeckBuilder, override=True)
     app.add_directive("notes", Notes)
-    app.add_node(SizedCode, html=(_visit_sized, close))
-    app.connect("doctree-resolved", size_code)
+    app.connect("html-page-context", add_footer)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

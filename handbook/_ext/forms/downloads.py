@@ -24,7 +24,7 @@ _MARKED = re.compile(r"<!-- downloads -->.*?<!-- /downloads -->", re.DOTALL)
 # What a form is called, the habit that builds it, and its files in the folder of builds.
 FORMS = (
     ("The book as a PDF", "pdf", ("pdf/ddp-handbook.pdf", "pdf/ddp-labs.pdf")),
-    ("A PDF for each chapter", "pdf", ("pdf/*-*.pdf",)),
+    ("A PDF for each chapter, and one of its labs", "pdf", ("pdf/*-*.pdf",)),
     ("An EPUB for e-readers", "epub", ("epub/ddp-handbook.epub",)),
     ("Slides with notes", "slides", ("slides/*.pdf",)),
     ("Flashcards for Anki", "anki", ("anki/ddp-handbook.apkg",)),

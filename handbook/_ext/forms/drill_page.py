@@ -56,12 +56,13 @@ class RoomElement(SphinxDirective):
 
 
 class DrillLink(ReferenceRole):
-    """``{cards}`four core cards <level=core&chapter=understand/idea>` ``: the drill with that choice."""
+    """``{cards}`four core cards <level=core&chapter=understand/idea&stop=4>` ``: the drill with that choice."""
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         """Make the link; words where there are no scripts."""
         names = self.env.found_docs
-        known = {"level": LEVELS, "chapter": names, "part": {name.split("/")[0] for name in names}}
+        rounds = [str(cards) for cards in range(1, 100)]
+        known = {"level": LEVELS, "chapter": names, "part": {name.split("/")[0] for name in names}, "stop": rounds}
         for name, value in parse_qsl(self.target):
             if value not in known.get(name, ()):
                 warn_at(self.env, f"cards {self.target!r}: there is no {name} {value!r}", self.lineno)
@@ -79,12 +80,13 @@ class FillRoom(SphinxPostTransform):
             if not has_folds(self.app.builder):
                 element.parent.remove(element)
                 continue
-            cards = interview_cards(self.env) if element["kind"] != "keep" else []
-            known = {one.source.id for one in cards}
+            register = cast(Register, self.env.domains["cards"])
+            known = {one.id for one in register.entries() if one.content.kind == "interview"}
             for name in element["design"]:
                 if name not in known:
                     raise BuildError(f"{element.source}: there is no card {name!r}{suggestion(name, known)}")
             if element["kind"] == "drill":
+                cards = interview_cards(self.env)
                 element["cards"] = [one.facts for one in cards]
                 element += [copy for one in cards for copy in copies([one.node], one.docname, self.env.docname)]
 

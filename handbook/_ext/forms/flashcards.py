@@ -1,4 +1,8 @@
-"""The builder ``anki``: every card, quiz and error entry of the book as a flashcard, in one package for Anki."""
+"""The builder ``anki``: every card, quiz and error entry of the book as a flashcard, in one package for Anki.
+
+They lie in a deck below the book's for each level of the interview cards, for quizzes, and for error messages, so that
+a reader takes up as many as there is time for.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,16 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 from ..cards.card_page import card, card_part
-from ..cards.card_source import Card
+from ..cards.card_source import LEVELS, Card
 from ..explorers.error_index import error_entry
 from .whole_book import WholeBookBuilder
 
 logger = logging.getLogger(__name__)
 
 FILE = "ddp-handbook.apkg"
-# Numbers that Anki knows the deck and the form of its notes by; another number would be another deck.
-_DECK, _MODEL = 1_752_034_811, 1_752_034_812
+# Numbers that Anki knows a deck and the form of its notes by; another number would be another deck.
+_MODEL = 1_752_034_812
+_DECKS = dict(zip((*LEVELS, "quiz", "errors"), range(1_752_034_813, 1_752_034_818), strict=True))
 _CSS = """
 .card { font: 19px/1.5 Charter, Georgia, serif; max-width: 38em; margin: 1em auto; padding: 0 1em; text-align: left; }
 .card-level, .card-label, .source { font: 13px system-ui, sans-serif; opacity: 0.75; }
@@ -41,7 +46,7 @@ class AnkiBuilder(WholeBookBuilder):
     def init(self) -> None:
         """Start without notes."""
         super().init()
-        self.notes: list[genanki.Note] = []
+        self.notes: dict[str, list[genanki.Note]] = {name: [] for name in _DECKS}
         self.model = genanki.Model(
             _MODEL,
             "The DDP Handbook",
@@ -63,23 +68,25 @@ class AnkiBuilder(WholeBookBuilder):
             if "://" not in reference.get("refuri", ""):  # leads nowhere in Anki
                 reference.replace_self(nodes.inline("", "", *reference.children))
         for node in doctree.findall(card):
-            self.notes.append(self._card_note(node, docname))
+            source: Card = node["source_card"]
+            deck = "quiz" if source.kind == "quiz" else source.level
+            self.notes[deck].append(self._card_note(node, source, docname))
         for entry in doctree.findall(error_entry):
-            self.notes.append(self._error_note(entry, docname))
+            self.notes["errors"].append(self._error_note(entry, docname))
 
     def finish(self) -> None:
         """Write the package; no page, index or style sheet."""
-        deck = genanki.Deck(_DECK, "The DDP Handbook")
-        for note in sorted(self.notes, key=lambda note: str(note.fields[0])):
-            deck.add_note(note)
-        package = genanki.Package(deck)
-        used = {name for note in self.notes for field in note.fields for name in re.findall(r'src="([^"/]+)"', field)}
+        decks = [genanki.Deck(number, f"The DDP Handbook::{name}") for name, number in _DECKS.items()]
+        for deck, made in zip(decks, self.notes.values(), strict=True):
+            deck.notes = sorted(made, key=lambda note: str(note.fields[0]))
+        notes = [note for deck in decks for note in deck.notes]
+        package = genanki.Package(decks)
+        used = {name for note in notes for field in note.fields for name in re.findall(r'src="([^"/]+)"', field)}
         package.media_files = [str(self.srcdir / path) for path, name in self.images.items() if name in used]
         package.write_to_file(str(self.outdir / FILE))
-        logger.info("%d flashcards", len(self.notes))
+        logger.info("%d flashcards", len(notes))
 
-    def _card_note(self, node: card, docname: str) -> genanki.Note:
-        source: Card = node["source_card"]
+    def _card_note(self, node: card, source: Card, docname: str) -> genanki.Note:
         shown = [child for child in node if not (isinstance(child, card_part) and child["part"] == "evidence")]
         parts = [child for child in shown if isinstance(child, card_part)]
         question = "".join(self._html(child) for child in shown if child not in parts)

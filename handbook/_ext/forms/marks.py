@@ -57,20 +57,21 @@ def add_to_exercises(app: Sphinx, document: nodes.document) -> None:
         for label in section["ids"]:
             if _ONE.fullmatch(label):
                 names.append(f"{docname}#{label}")
-                section += nodes.paragraph("", "", _box(names[-1]), classes=["mark-exercise", "no-print"])
+                section += _box(names[-1])
                 break
             if _SET.fullmatch(label):
                 lists = [child for child in section.children if isinstance(child, nodes.enumerated_list)]
                 items = [item for one in lists for item in one.findall(nodes.list_item)]
                 for number, item in enumerate(items, 1):
                     names.append(f"{docname}#{label}-{number}")
-                    item += nodes.paragraph("", "", _box(names[-1]), classes=["mark-exercise", "no-print"])
+                    item += _box(names[-1])
                 break
     app.env.metadata[docname]["marks"] = names
 
 
-def _box(name: str) -> mark:
-    return mark(name=name, label="Mark as complete")
+def _box(name: str) -> nodes.paragraph:
+    tick = mark(name=name, label="Mark as complete")
+    return nodes.paragraph("", "", tick, classes=["mark-exercise", "no-print"])
 
 
 def is_marked(app: Sphinx, docname: str) -> bool:

@@ -34,6 +34,7 @@ EM_PX = 24.0  # the size at which ziamath draws; its smallest glyph is relative 
 MARGIN_PX = 0.5  # room for glyphs that lean out of their box
 WIDE_EM = 17.0  # wider equations scroll on a phone, so the keyboard must reach them
 
+MATHML = "http://www.w3.org/1998/Math/MathML"
 SHARING = "html"  # the builder of pages in which formulas share their glyphs
 # In a page: what its style sheet says of every formula, and the TeX, which is its `aria-label` already.
 _SAID = re.compile(r' fill="currentColor" stroke="none" overflow="visible"><title>[^<]*</title>')
@@ -78,13 +79,9 @@ def draw(tex: str, *, inline: bool, symbols: bool = False) -> Drawing:
     Raises:
         ValueError: the TeX is not valid, or has a command that cannot be drawn.
     """
-    plain = re.sub(r"\\label\{[^}]*\}", "", tex).strip()
-    plain = re.sub(r"\\(begin|end)\{(align|equation|gather)\}", r"\\\1{\2*}", plain)  # Sphinx numbers, not ziamath
-    if r"\\" in plain and r"\begin" not in plain:
-        plain = rf"\begin{{aligned}}{plain}\end{{aligned}}"
     config.svg2 = symbols
     try:
-        root = _fix_mathml(ET.fromstring(tex2mml(plain, inline=inline)), display=not inline)
+        root = _fix_mathml(_read(tex, inline=inline), display=not inline)
         formula = Math(root, size=EM_PX, margin=MARGIN_PX)
         svg = formula.svgxml()
     except ValueError:
@@ -103,6 +100,30 @@ def draw(tex: str, *, inline: bool, symbols: bool = False) -> Drawing:
         height_em=(box.ymax - box.ymin + 2 * MARGIN_PX) / EM_PX,
         depth_em=(-box.ymin + MARGIN_PX) / EM_PX,
     )
+
+
+def _read(tex: str, *, inline: bool) -> ET.Element:
+    """The MathML of TeX as Sphinx hands it over."""
+    plain = re.sub(r"\\label\{[^}]*\}", "", tex).strip()
+    plain = re.sub(r"\\(begin|end)\{(align|equation|gather)\}", r"\\\1{\2*}", plain)  # Sphinx numbers, not ziamath
+    if r"\\" in plain and r"\begin" not in plain:
+        plain = rf"\begin{{aligned}}{plain}\end{{aligned}}"
+    return ET.fromstring(tex2mml(plain, inline=inline))
+
+
+def mathml(tex: str, *, inline: bool) -> ET.Element:
+    """A formula as an element for a page that is XML; its tags have no prefix.
+
+    Args:
+        tex: the formula, which `draw` has drawn without an error.
+        inline: in a line of text, or displayed.
+    """
+    root = _fix_mathml(_read(tex, inline=inline), display=not inline)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib.pop("columnspacing", None)  # as latex2mathml writes it, it is not valid
+    root.attrib |= {"xmlns": MATHML, "alttext": tex, "display": "inline" if inline else "block"}
+    return root
 
 
 def _fix_mathml(root: ET.Element, *, display: bool) -> ET.Element:

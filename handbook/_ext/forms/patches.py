@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,8 +83,55 @@ def page_references_listed_once() -> Iterator[None]:
         pydyf.PDF.page_references = listed
 
 
+def lines_break_at_their_end() -> None:
+    """Break a text that ends with a space at its last words, not in its first one.
+
+    Where the text fits without that space, and with it not, WeasyPrint 70 takes the text for one long word and breaks
+    it as early as it can: "Mo-" stood alone on a line. It is asked again, for the text without the space.
+    """
+    from weasyprint.layout import inline
+
+    split: Any = inline.split_first_line
+    if getattr(split, "__wrapped__", None):
+        return
+    known = list(inspect.signature(split).parameters)[:5]
+    expect(
+        known == ["text", "style", "context", "max_width", "justification_spacing"],
+        "weasyprint",
+        "split_first_line takes other arguments",
+    )
+
+    @functools.wraps(split)
+    def at_the_end(text: str, style: Any, context: Any, max_width: Any, spacing: Any, *rest: Any, **named: Any) -> Any:
+        line = split(text, style, context, max_width, spacing, *rest, **named)
+        kept = text.rstrip()
+        if line[2] is None or len(kept) == len(text) or line[1] > len(kept.partition(" ")[0].encode()):
+            return line
+        whole = split(kept, style, context, max_width, spacing, *rest, **named)
+        if whole[2] is not None or " " not in kept:
+            return line
+        return split(kept, style, context, whole[3] - 1, spacing, *rest, **named)
+
+    inline.split_first_line = at_the_end
+
+
+def correct_page_references(document: Any, numbers: Mapping[str, int]) -> None:
+    """Let each "(p. N)" behind a link name the page on which its heading came to stand.
+
+    WeasyPrint 70 keeps the page on which it tried a heading first, where that then moved on with what follows it.
+    """
+    for page in document.pages:
+        for kind, target, _, box in (link for link in page.links if len(link) == 4):
+            if kind != "internal" or target not in numbers:
+                continue
+            for text in (part for part in [box, *getattr(box, "descendants", list)()] if hasattr(part, "pango_layout")):
+                right = re.sub(r"(?<=p\.\N{NO-BREAK SPACE})\d+", str(numbers[target]), text.text)
+                if right != text.text:
+                    text.text = text.pango_layout.text = right
+
+
 def drop_links_out_of(pages: list[Any]) -> None:
-    """Make links that leave these pages of a WeasyPrint document plain text, for the eye and for the tags."""
+    """Make links that leave these pages of WeasyPrint documents plain text, for the eye and for the tags."""
     inside = {"contents"}.union(*(page.anchors for page in pages))
     for page in pages:
         kept = []

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 
 from pygments.token import STANDARD_TYPES
 
+from .print_tree import classes
+
 SHORT_LINES = 14  # a block up to this length stays on one page
-CODE_COLUMNS = 84  # a block with a longer line is ``wide``: set in smaller letters
-WIDE_COLUMNS = 100  # a longer line may wrap even so; its continuation is then marked
+COLUMNS = 84  # of code across a page; a longer line wraps, and its continuation is marked
+_NARROW = {"sd-tab-content": 64, "admonition": 60, "card": 36, "error-entry": 36}  # columns in boxes of these classes
+_LISTED = 60  # and in lists
 # Which of Pygments' classes look different in print: each like the first of its row. Every other token is plain text,
 # and an element for each parenthesis would be half of all elements of the book.
 _DISTINCT = ["k kd kn kr kc ow nt", "c c1 ch cm cs sd", "s s1 s2 sa sb se si sx", "nf nc nd fm", "m mi mf mh"]
@@ -17,8 +21,14 @@ PRINTED = {name: names.split()[0] for names in _DISTINCT for name in names.split
 _PLAIN = {*STANDARD_TYPES.values()} - {*PRINTED}
 
 
-def code_lines(pre: ET.Element) -> None:
-    """Make each line of code an element of its own, so that a wrapped line can hang and be marked."""
+def columns_in(boxes: Sequence[ET.Element]) -> int:
+    """How many columns of code fit into all of these boxes, one in the other; a few less where that may vary."""
+    fits = [_NARROW[name] for box in boxes for name in classes(box) & {*_NARROW}]
+    return min([COLUMNS, *fits, *(_LISTED for box in boxes if box.tag in {"li", "dd", "td", "details"})])
+
+
+def code_lines(pre: ET.Element, columns: int = COLUMNS) -> None:
+    """Make each line of code an element of its own, so that one of more than ``columns`` can hang and be marked."""
     lines: list[ET.Element] = []
     path: list[ET.Element] = []
 
@@ -67,10 +77,8 @@ def code_lines(pre: ET.Element) -> None:
     while lines and not "".join(lines[-1].itertext()).strip():
         lines.pop()
     texts = ["".join(line.itertext()) for line in lines]
-    if max(map(len, texts), default=0) > CODE_COLUMNS:
-        pre.set("class", f"{pre.get('class', '')} wide".strip())
     for line, text in zip(lines, texts, strict=True):
-        if len(text) > WIDE_COLUMNS:
+        if len(text) > columns:  # where the line does not wrap after all, the mark has no height
             hang = len(text) - len(text.lstrip()) + 4
             line.attrib |= {"class": "line long", "style": f"padding-left: {hang}ch; text-indent: -{hang}ch"}
             ET.SubElement(line, "span", {"class": "continued", "style": f"left: {hang - 1.6:.1f}ch"})

@@ -12,7 +12,8 @@ import unicodedata
 import xml.etree.ElementTree as ET
 from collections.abc import Set
 
-from .print_code import code_lines
+from .print_code import code_lines, columns_in
+from .print_dense import condense
 from .print_tree import SVG, anchor, classes, parents, replace, walk
 
 SCHEME = "bookpdf:"  # how the builder writes a link to a document, until `links` makes an anchor of it
@@ -39,12 +40,12 @@ def prepare(page: ET.Element, docname: str) -> None:
     anchors_and_links(page, docname)
     footnotes(page)
     unfold(page)
-    for pre in [element for element in walk(page) if element.tag == "pre"]:
-        code_lines(pre)
+    listings(page)
     drawings(page)
     mark_references(page)
     lower_ids(page)
     spell_emoji(page)
+    condense(page)
 
 
 def spell_emoji(page: ET.Element) -> None:
@@ -129,6 +130,16 @@ def unfold(page: ET.Element) -> None:
             element.attrib.pop("for", None)
         elif "further-reading" in (element.get("id") or "") and element.tag == "section":
             element.set("class", f"{element.get('class', '')} further-reading".strip())
+
+
+def listings(page: ET.Element) -> None:
+    """Each line of code becomes an element; those that are longer than their place is wide are marked."""
+    owner = parents(page)
+    for pre in [element for element in walk(page) if element.tag == "pre"]:
+        boxes = [pre]
+        while boxes[-1] in owner:
+            boxes.append(owner[boxes[-1]])
+        code_lines(pre, columns_in(boxes))
 
 
 def drawings(page: ET.Element) -> None:

@@ -112,6 +112,7 @@ def note_labs(app: Sphinx, document: nodes.document) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives, and what fills them in."""
+    app.setup_extension("_ext.forms.card_copies")
     app.add_node(questions)
     app.add_node(said_in_labs)
     app.add_directive("questions", Questions)

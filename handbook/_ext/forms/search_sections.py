@@ -42,6 +42,8 @@ def kind_of(docname: str, ids: list[str]) -> str:
 def collect(app: Sphinx, document: nodes.document) -> None:
     """Keep the sections of the document that was just read."""
     docname = app.env.docname
+    if "nosearch" in app.env.metadata[docname]:  # Sphinx's own word for it, in the first lines of a page
+        return
     titles = [title.astext() for title in document.findall(nodes.title)]
     page = titles[0] if titles else docname
     app.env.metadata[docname]["search"] = [  # Sphinx keeps it, drops it and merges it with the document

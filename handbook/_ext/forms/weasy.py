@@ -18,7 +18,7 @@ from sphinx.util import logging
 from sphinx.util.parallel import ParallelTasks, SerialTasks, parallel_available
 
 from ..problems import BuildError
-from .patches import page_references_listed_once
+from .patches import lines_break_at_their_end, page_references_listed_once
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ def load_weasyprint() -> ModuleType:
             f"PDF needs the Pango library, which is not installed ({str(error).splitlines()[0]}). "
             "Debian, Ubuntu: apt install libpango-1.0-0 libpangoft2-1.0-0 · macOS: brew install pango"
         ) from None
+    lines_break_at_their_end()
     return weasyprint
 
 
@@ -81,11 +82,29 @@ def write(document: Any, target: Path, finisher: Callable[[Any, Any], None] | No
         temporary.unlink(missing_ok=True)
 
 
-def label_pages(_document: Any, pdf: Any, *, front: int, first: int) -> None:
-    """Tell a reader's program the numbers that stand on the pages; those before them have small Roman ones."""
+def page_numbers(document: Any) -> dict[str, int]:
+    """The page of each id of a document, from 1."""
+    return {name: number for number, page in reversed(list(enumerate(document.pages, 1))) for name in page.anchors}
+
+
+Run = tuple[int, str, int]  # so many pages with numbers of this style, "r" Roman or "D" Arabic, from this one on
+
+
+def label_pages(_document: Any, pdf: Any, *, runs: Iterable[Run]) -> None:
+    """Tell a reader's program the numbers that stand on the pages."""
     pydyf = importlib.import_module("pydyf")
-    styles = [0, pydyf.Dictionary({"S": "/r"}), front, pydyf.Dictionary({"S": "/D", "St": first})]
-    pdf.catalog["PageLabels"] = pydyf.Dictionary({"Nums": pydyf.Array(styles)})
+    labels: list[Any] = []
+    place = 0
+    for pages, style, first in runs:
+        labels += [place, pydyf.Dictionary({"S": f"/{style}", "St": first})] if pages else []
+        place += pages
+    pdf.catalog["PageLabels"] = pydyf.Dictionary({"Nums": pydyf.Array(labels)})
+
+
+def prepare(sheets: Sheets) -> None:
+    """Read styles and fonts once, for all the processes that are then started from this one."""
+    with _problems_of("the style sheets"):
+        _styles(sheets)
 
 
 @functools.cache

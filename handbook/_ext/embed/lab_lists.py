@@ -1,0 +1,79 @@
+"""Lists of labs, each with its level: a gallery's page, which has the questions, too, and ``{labs}``, which has all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from ..evidence.labs import Lab, all_labs
+from ..markup import cross_reference
+
+
+class Labs(SphinxDirective):
+    """``{labs}``: the titles of all labs by gallery, in the order of the configuration."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make the lists; a hidden toctree beside it says where the pages stand in the book."""
+        wrapper = nodes.compound(classes=["toctree-wrapper", "all-labs"])  # as a toctree: not in print
+        for gallery in self.config.sphinx_gallery_conf["gallery_dirs"]:
+            header = Path(self.env.srcdir, "..", "gallery", Path(gallery).name, "GALLERY_HEADER.rst")
+            self.env.note_dependency(str(header))
+            title = header.read_text(encoding="utf-8").partition("\n")[0]
+            link = cross_reference(self.env.docname, "std:doc", f"/{gallery}/index", title)
+            listing = nodes.bullet_list()
+            for lab in in_gallery(gallery):
+                self.env.note_dependency(str(lab.script))
+                listing += nodes.list_item("", nodes.paragraph("", "", *_named(self.env.docname, lab)))
+            wrapper += [nodes.paragraph("", "", link, classes=["gallery-title"]), listing]
+        return [wrapper]
+
+
+def in_gallery(gallery: str) -> list[Lab]:
+    """The labs whose pages stand in a folder such as ``labs/idea``, in its order."""
+    return [lab for lab in all_labs().values() if lab.docname.rpartition("/")[0] == gallery]
+
+
+def list_labs(app: Sphinx, doctree: nodes.document) -> None:
+    """Make a gallery's page a list of titles and questions, in place of sphinx-gallery's thumbnails."""
+    gallery, _, name = app.env.docname.rpartition("/")
+    labs = in_gallery(gallery) if name == "index" else []
+    if not labs:
+        return
+    (section,) = doctree.findall(nodes.section)
+    trees = list(section.findall(addnodes.toctree))
+    intro = [node for node in section.children if isinstance(node, nodes.title | nodes.paragraph)][:2]
+    listing = nodes.definition_list(classes=["labs"])
+    for lab in labs:
+        app.env.note_dependency(str(lab.script))
+        definition = nodes.definition("", nodes.paragraph("", title_and_question(lab)[1]))
+        term = nodes.term("", "", *_named(app.env.docname, lab))
+        listing += nodes.definition_list_item("", term, definition)
+    section[:] = [*intro, listing, *(nodes.compound("", tree, classes=["toctree-wrapper"]) for tree in trees)]
+
+
+def _named(docname: str, lab: Lab) -> list[nodes.Node]:
+    """A link to a lab, and its level."""
+    link = cross_reference(docname, "std:doc", f"/{lab.docname}", title_and_question(lab)[0])
+    return [link, nodes.Text(" "), nodes.inline("", str(lab.told[1]), classes=["level"])]
+
+
+def title_and_question(lab: Lab) -> tuple[str, str]:
+    """The title of a lab, and the first sentence of its introduction: the question that it answers."""
+    title, _, rest = lab.told[0].strip().partition("\n")
+    paragraph = " ".join(rest.lstrip("=- \n").split("\n\n")[0].split())
+    sentence = re.match(r".*?[.?](?= |$)", paragraph)
+    plain = re.sub(r":\w+:`([^`<]*?)(?: <[^`]*>)?`|``([^`]*)``", r"\1\2", sentence[0] if sentence else paragraph)
+    return title, plain
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directive; a gallery's page changes before Sphinx collects titles."""
+    app.add_directive("labs", Labs)
+    app.connect("doctree-read", list_labs)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
