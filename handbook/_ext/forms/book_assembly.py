@@ -15,6 +15,8 @@ from .print_tree import anchor, classes, parents, replace, to_html, walk
 
 logger = logging.getLogger(__name__)
 
+CHARACTERS = 2500  # of a page, about
+
 
 @dataclass(frozen=True)
 class Page:
@@ -63,6 +65,22 @@ def entries(articles: list[ET.Element], levels: int) -> Iterator[Entry]:
             text.tag, text.attrib = "span", {}
             lab = int(heading.get("data-lab", 0))
             yield Entry(to_html(text), heading.get("id", ""), int(heading.tag[1]), lab)
+
+
+def expect_pages(body: ET.Element) -> None:
+    """Write at each reference the page that its target will have, about: with as many digits, as a rule.
+
+    The right number takes its place once the pages stand. WeasyPrint could look for the numbers by itself, and would
+    set every page again on which there is one of a later page: more than half of its time.
+    """
+    expected, before = {}, 0
+    for element in body.iter():
+        if "id" in element.attrib:
+            expected[element.get("id")] = 1 + before // CHARACTERS
+        before += len(element.text or "") + len(element.tail or "")
+    for link in body.iter("a"):
+        if "page-reference" in classes(link):
+            link.set("data-page", str(expected.get(link.get("href", "")[1:], 1 + before // CHARACTERS)))
 
 
 def _shift_headings(page: ET.Element, by: int) -> None:

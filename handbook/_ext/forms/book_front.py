@@ -29,7 +29,7 @@ def book_html(
     contents: list[Entry],
     body: str,
     config: Any,
-    numbers: Any = None,
+    numbers: Any,
     *,
     offprint: bool = False,
     licence: str = "",
@@ -43,7 +43,7 @@ def book_html(
         contents: the lines of the table of contents.
         body: the pages as HTML.
         config: Sphinx's configuration.
-        numbers: the page of each id of ``contents`` if the pages are not in this HTML; else the style sheet knows.
+        numbers: the page of each id of ``contents``.
         offprint: the pages keep the numbers that they have in the book, so those before them have Roman ones.
         licence: what may be done with text and code, in paragraphs; it stands behind the cover.
     """
@@ -57,7 +57,7 @@ def book_html(
     head += f'<meta name="author" content="{escape(config.author)}"><meta name="generator" content="Sphinx">'
     lines = ""
     for entry in contents:
-        page = f' data-page="{numbers[entry.id]}"' if numbers is not None else ""
+        page = f' data-page="{numbers[entry.id]}"'
         lab = f' data-lab="{entry.lab}"' if entry.lab else ""
         kind = f"level-{entry.level}{' lab' if entry.lab else ''}"
         lines += f'<li class="{kind}"><a href="#{entry.id}"{page}{lab}>{entry.text}</a></li>'

@@ -37,6 +37,11 @@ def is_lab(env: Any, docname: str) -> bool:
     return docname.startswith(LABS) and not children(env, docname)
 
 
+def is_in_companion(env: Any, docname: str) -> bool:
+    """Whether a document is printed beside the labs; a page that is no lab says ``in-companion: true``."""
+    return docname.startswith(LABS) or "in-companion" in env.metadata.get(docname, {})
+
+
 def labs_of(env: Any, documents: Iterable[str], labs: Iterable[str]) -> list[str]:
     """Those of ``labs`` that the documents list at their end."""
     found: set[str] = set()

@@ -19,13 +19,13 @@ from docutils import nodes
 from ..evidence.labs import manifest_file
 from ..problems import BuildError, expect
 from .book_answers import answers_last
-from .book_assembly import Page, entries, is_empty, join
+from .book_assembly import Page, entries, expect_pages, is_empty, join
 from .book_back import INDEX, LIST, LabLine, labs_html, section, sources_of
 from .book_front import Entry, back_html, book_html, cover_lines
 from .book_index import index_html, index_items
 from .book_moves import say_where_it_moves
 from .book_offprints import write_chapter, write_labs
-from .book_order import LABS, below, chapters, children, is_lab, labs_of, program
+from .book_order import LABS, below, chapters, children, is_in_companion, is_lab, labs_of, program
 from .patches import correct_page_references
 from .print_labs import numbers_in_the_handbook, shorten
 from .print_page import SCHEME, prepare
@@ -97,7 +97,7 @@ class BookPdfBuilder(WholeBookBuilder):
             pages += [] if is_empty(front) else [Page(self.config.root_doc, 1, front)]
         for part, order in self.reading_order.items():
             for name in order:
-                if not name.startswith(LABS) and (not is_empty(body := self._body(name)) or name == part):
+                if not is_in_companion(self.env, name) and (not is_empty(body := self._body(name)) or name == part):
                     pages.append(Page(name, 1 if name == part else 2, body))
         sources = self._sources(pages)
         body = join(pages, self.env.found_docs, self.labs, also=sources)
@@ -105,9 +105,8 @@ class BookPdfBuilder(WholeBookBuilder):
         words = [] if only else index_items(list(body))
         contents = [*entries(list(body), 2), *([] if only else BACK)]
         name, title = f"{self.config.bookpdf_name}.pdf", self.config.project
-        document = self.lay_out(name, title, "", contents, to_html(body), UNKNOWN)
-        numbers, last = page_numbers(document), len(document.pages)
-        correct_page_references(document, numbers)
+        document, numbers = self._set(name, title, "", contents, body)
+        last = len(document.pages)
         self.companion = self.lab_pages.get() if self.labs and not only else {}
 
         def book() -> None:
@@ -119,9 +118,10 @@ class BookPdfBuilder(WholeBookBuilder):
             self._write_book(document, name, title, "", contents, {**numbers, **behind}, back.pages[left:])
 
         def offprints() -> None:
-            starts = [numbers[anchor(part)] for part in self.reading_order] + [last + 1]
+            parts = [part for part in self.reading_order if part in articles]
+            starts = [numbers[anchor(part)] for part in parts] + [last + 1]
             listed = chapters(self.env, self.config.root_doc)
-            for chapter, (first, end) in zip(self.reading_order, itertools.pairwise(starts), strict=True):
+            for chapter, (first, end) in zip(parts, itertools.pairwise(starts), strict=True):
                 if chapter in listed:
                     inside = [articles[one] for one in self.reading_order[chapter] if one in articles]
                     write_chapter(self, chapter, document.pages[first - 1 : end - 1], first, inside, sources, numbers)
@@ -136,14 +136,13 @@ class BookPdfBuilder(WholeBookBuilder):
                 Page(name, 2 if is_lab(self.env, name) else 1, self._lab_body(name), self.labs.get(name, 0))
                 for order in self.reading_order.values()
                 for name in order
-                if name.startswith(LABS)
+                if is_in_companion(self.env, name)
             ]
             body = join(pages, self.env.found_docs, self.labs)
             name = f"{self.config.bookpdf_labs_name}.pdf"
             contents = list(entries(list(body), 1))
             title, project = self.config.bookpdf_labs_title, self.config.project
-            document = self.lay_out(name, title, project, contents, to_html(body), UNKNOWN)
-            numbers = page_numbers(document)
+            document, numbers = self._set(name, title, project, contents, body)
         finally:
             self.lab_pages.put({name: numbers.get(anchor(name), 0) for name in self.labs})  # the handbook waits for it
 
@@ -152,6 +151,16 @@ class BookPdfBuilder(WholeBookBuilder):
                 write_labs(self, chapter, document, contents, numbers)
 
         side_by_side([lambda: self._write_book(document, name, title, project, contents, numbers), offprints])
+
+    def _set(
+        self, name: str, title: str, series: str, contents: list[Entry], body: ET.Element
+    ) -> tuple[Any, dict[str, int]]:
+        """A volume, whole but for the page numbers of its contents; and the page of each id."""
+        expect_pages(body)
+        document = self.lay_out(name, title, series, contents, to_html(body), UNKNOWN)
+        numbers = page_numbers(document)
+        correct_page_references(document, numbers)
+        return document, numbers
 
     def _write_book(
         self,

@@ -30,6 +30,8 @@ def condense(page: ET.Element) -> None:
             _name_places(element)
         elif element.tag == "table" and "claims" in names:
             replace(owner[element], element, _claim_list(element))
+        elif "lab-card" in names:
+            _shorten_lab_card(element)
         elif "web-only" in names:
             replace(owner[element], element, None)
     _columns(page)
@@ -44,6 +46,15 @@ def _shorten_entry(entry: ET.Element) -> None:
             _keep_inside(part)
         if said in _ON_THE_WEB or (said == "Read" and part.find("a") is None):
             entry.remove(part)
+
+
+def _shorten_lab_card(card: ET.Element) -> None:
+    """Of a lab, in a chapter's list, its title and facts on one line; its question stands with it in the companion."""
+    facts = next(line for line in card if "lab-card-facts" in classes(line))
+    title = next(line for line in card if "lab-card-title" in classes(line))
+    facts.tag, facts.text = "small", f" {facts.text}"
+    title.append(facts)
+    card[:] = [title]
 
 
 def _keep_inside(line: ET.Element) -> None:
@@ -106,7 +117,8 @@ def _columns(owner: ET.Element) -> None:
             for element in run:
                 _columns(element)
             continue
-        box = ET.Element("div", {"class": "two-columns"})
+        short = all("quiz" in classes(element) for element in run)
+        box = ET.Element("div", {"class": "two-columns even" if short else "two-columns"})
         owner.insert(list(owner).index(run[0]), box)
         for element in run:
             owner.remove(element)
