@@ -21,6 +21,8 @@ from ..markup import captioned, cross_reference
 from ..problems import BuildError, suggestion, warn_at
 from .lab_page import figure_uri, not_shown
 
+OUTPUTS = "lab-outputs"  # of a document's metadata: the blocks that it shows whole, (document of the lab, number)
+
 
 class Embed(SphinxDirective):
     """Common to all: find the lab, show the piece, or say what is wrong."""
@@ -115,9 +117,12 @@ class LabOutput(Embed):
         blocks = ["\n".join(block["printed"]) for block in evidence["blocks"] if "printed" in block]
         if missing := self.missing(lab, len(blocks)):
             return missing
-        text = blocks[self.number("printed block", len(blocks)) - 1]
+        number = self.number("printed block", len(blocks))
+        text = blocks[number - 1]
         if "lines" in self.options:
             text = some_lines(self.options["lines"], text)
+        else:
+            self.env.metadata[self.env.docname].setdefault(OUTPUTS, []).append((lab.docname, number))
         block = nodes.literal_block(text, text, language="none", xml_space="preserve")
         self.set_source_info(block)
         return [nodes.container("", block, stamp, classes=["lab-output", *self.options.get("class", [])])]
@@ -172,4 +177,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("lab-output", LabOutput)
     app.add_directive("lab-code", LabCode)
     app.add_directive("lab-stamp", LabStamp)
-    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}

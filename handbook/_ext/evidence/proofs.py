@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,10 +62,16 @@ def read_proofs() -> list[Proof]:
     Raises:
         SyntaxError: a file is not valid Python.
     """
-    return [proof for path in test_files() for proof in _proofs_of(path)]
+    return [proof for path in test_files() for proof in _proofs_of(path, path.stat().st_mtime_ns)]
 
 
-def _proofs_of(path: Path) -> Iterator[Proof]:
+@functools.lru_cache(maxsize=None)
+def _proofs_of(path: Path, _changed: int) -> list[Proof]:
+    """Read once for as long as the file stays as it is: every page with claims asks for all of them."""
+    return list(_proofs_in(path))
+
+
+def _proofs_in(path: Path) -> Iterator[Proof]:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text, str(path))
     for node, claims in tests_in(tree):

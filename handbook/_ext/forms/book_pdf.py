@@ -27,7 +27,7 @@ from .book_moves import say_where_it_moves
 from .book_offprints import write_chapter, write_labs
 from .book_order import LABS, below, chapters, children, is_in_companion, is_lab, labs_of, program
 from .patches import correct_page_references
-from .print_labs import numbers_in_the_handbook, shorten
+from .print_labs import numbers_in_the_handbook, outputs_in_the_handbook, shorten
 from .print_page import SCHEME, prepare
 from .print_tree import anchor, classes, parse, to_html
 from .print_words import keep_words
@@ -131,6 +131,7 @@ class BookPdfBuilder(WholeBookBuilder):
     def _make_companion(self) -> None:
         """The labs, by chapter."""
         numbers: dict[str, int] = {}
+        self.outputs = outputs_in_the_handbook(self.env, LABS)
         try:
             pages = [
                 Page(name, 2 if is_lab(self.env, name) else 1, self._lab_body(name), self.labs.get(name, 0))
@@ -240,7 +241,8 @@ class BookPdfBuilder(WholeBookBuilder):
         """A lab, or the list of a chapter's labs, for the companion."""
         body = self._body(docname)
         if docname in self.labs:
-            shorten(body, list(numbers_in_the_handbook(self.env, docname, LABS)))
+            figures = list(numbers_in_the_handbook(self.env, docname, LABS))
+            shorten(body, figures, self.outputs.get(docname))
         return body
 
     def _image_file(self, src: str) -> Path:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from docutils import nodes
 
+from ..embed.lab_embed import OUTPUTS
 from .print_tree import classes, parents, replace, walk
 
 OUTPUT_LINES = 16  # of a longer output the first ones are printed, and where the others are
 _IMPORT = re.compile(r"(import|from) \S")
 
 
-def shorten(lab: ET.Element, figures: Sequence[str] = ()) -> None:
-    """Leave out imports, the end of long outputs, and figures that the handbook shows; and the code of mere evidence.
+def shorten(lab: ET.Element, figures: Sequence[str] = (), outputs: Mapping[int, str] | None = None) -> None:
+    """Leave out imports, the end of long outputs, and what the handbook shows; and the code of mere evidence.
 
     Args:
         lab: the page of a lab, ready for print.
         figures: for each figure of the lab, its number in the handbook, or nothing.
+        outputs: for the blocks of output, counted from 1, that the handbook shows, where it does.
     """
     run = next((line for line in walk(lab) if "lab-run" in classes(line)), None)
     command = run.find("code") if run is not None else None
@@ -28,7 +30,7 @@ def shorten(lab: ET.Element, figures: Sequence[str] = ()) -> None:
     drawn = [box for box in walk(lab) if "figure-svg" in classes(box)]
     for box, number in zip(drawn, figures, strict=bool(figures)):
         if number:
-            _refer(box, number)
+            _refer(box, f"What it drew is figure {number} of the handbook.")
     if run is not None and (run.text or "").startswith("Evidence"):
         owner = parents(lab)
         for box in [element for element in walk(lab) if "highlight-Python" in classes(element)]:
@@ -37,7 +39,10 @@ def shorten(lab: ET.Element, figures: Sequence[str] = ()) -> None:
     for box in [element for element in walk(lab) if "highlight-Python" in classes(element)]:
         for pre in box.iter("pre"):
             left_out = _without_imports(pre, "" if left_out else f"# imports: {path}") or left_out
-    for box in [element for element in walk(lab) if "sphx-glr-script-out" in classes(element)]:
+    printed = [element for element in walk(lab) if "sphx-glr-script-out" in classes(element)]
+    for block, box in enumerate(printed, 1):
+        if place := (outputs or {}).get(block):
+            _refer(box, f"What it printed is in the handbook: {place}.")
         for pre in box.iter("pre"):
             _first_lines(pre, path)
 
@@ -65,10 +70,27 @@ def _number(env: Any, docname: str, image: nodes.image) -> str:
     return ".".join(map(str, next(found, ())))
 
 
-def _refer(figure: ET.Element, number: str) -> None:
-    figure.clear()
-    figure.set("class", "figure-elsewhere")
-    figure.text = f"What it drew is figure {number} of the handbook."
+def outputs_in_the_handbook(env: Any, labs: str) -> dict[str, dict[int, str]]:
+    """For each lab, which of its blocks of output the handbook shows whole, and in which chapter or page.
+
+    Args:
+        env: Sphinx's environment.
+        labs: what names of labs' documents begin with.
+    """
+    shown: dict[str, dict[int, str]] = {}
+    for docname in sorted(name for name in env.found_docs if not name.startswith(labs)):
+        numbers = env.toc_secnumbers.get(docname, {}).get("")
+        place = f"chapter {numbers[0]}" if numbers else f"“{env.titles[docname].astext()}”"
+        for lab, number in env.metadata.get(docname, {}).get(OUTPUTS, ()):
+            shown.setdefault(lab, {}).setdefault(number, place)
+    return shown
+
+
+def _refer(shown: ET.Element, where: str) -> None:
+    """What the handbook shows is not printed twice."""
+    shown.clear()
+    shown.set("class", "shown-elsewhere")
+    shown.text = where
 
 
 def _without_imports(pre: ET.Element, note: str) -> bool:
