@@ -56,8 +56,8 @@ for title, (of_torch, of_scratch) in seen.items():
     verdicts[title] = verdict(row, of_torch, of_scratch)
     if row.topic != topic:
         topic = row.topic
-        print(f"\n{topic.upper():41} {'torch':24} {'from scratch':20} verdict")
-    print(f"{title:41} {cell(of_torch):24} {cell(of_scratch):20} {verdicts[title]}")
+        print(f"\n{topic.upper():38} {'torch':23} {'from scratch':13} verdict")
+    print(f"{title:38} {cell(of_torch):23} {cell(of_scratch):13} {verdicts[title]}")
 
 counts = Counter(verdicts.values())
 print(f"\n{len(seen)} cases: {dict(counts)}")
@@ -75,7 +75,7 @@ for title in (title for title in seen if verdicts[title] == "refused"):
     assert not any(s.error for s in of_torch)
     assert all(BEHAVIOURS[title].refused in s.error for s in of_scratch)
     print(title)
-    print(textwrap.indent(textwrap.fill(of_scratch[0].error, 88), "    "))
+    print(textwrap.indent(textwrap.fill(of_scratch[0].error, 80), "    "))
 
 # %%
 # What to notice

@@ -65,7 +65,7 @@ def read_proofs() -> list[Proof]:
     return [proof for path in test_files() for proof in _proofs_of(path, path.stat().st_mtime_ns)]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _proofs_of(path: Path, _changed: int) -> list[Proof]:
     """Read once for as long as the file stays as it is: every page with claims asks for all of them."""
     return list(_proofs_in(path))
