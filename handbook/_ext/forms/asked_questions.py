@@ -31,7 +31,8 @@ class AskedQuestions(SphinxDirective):
         if not asked:
             topics = ", ".join(dict.fromkeys(one["topic"] for one in known))
             raise self.error(f"{path.name} has no answered question about {self.arguments[0]!r}; it knows {topics}")
-        return self.parse_text_to_nodes("\n".join(f"- [{_marked(one['question'])}]({_target(one)})" for one in asked))
+        listed = self.parse_text_to_nodes("\n".join(f"- [{_marked(one['question'])}]({_target(one)})" for one in asked))
+        return [nodes.container("", *listed, classes=["asked-questions"])]  # print has them in columns
 
 
 def _target(one: dict[str, Any]) -> str:

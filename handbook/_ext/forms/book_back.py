@@ -35,6 +35,16 @@ def labs_html(lines: Iterable[LabLine], companion: str) -> str:
     return f'{said}<table class="lab-list"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
+def short_labs_html(lines: Iterable[LabLine], companion: str) -> str:
+    """The labs by number, title and page of the companion, which names the program of each."""
+    rows = "".join(
+        f'<p><b>{line.number}</b> {escape(line.title)}<span class="leader"></span>{line.page or "–"}</p>'
+        for line in lines
+    )
+    said = f"<p>Each lab is a program that runs alone; its page is that of <em>{escape(companion)}</em>.</p>"
+    return f'{said}<div class="lab-lines">{rows}</div>'
+
+
 def sources_of(page: ET.Element) -> dict[str, ET.Element]:
     """The works of a bibliography by id, in its order."""
     return {element.get("id", ""): element for element in walk(page) if "citation" in classes(element)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from multiprocessing import SimpleQueue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from ..evidence.labs import manifest_file
 from ..problems import BuildError, expect
 from .book_answers import answers_last
 from .book_assembly import Page, entries, expect_pages, is_empty, join
-from .book_back import INDEX, LIST, LabLine, labs_html, section, sources_of
+from .book_back import INDEX, LIST, LabLine, labs_html, section, short_labs_html, sources_of
 from .book_front import Entry, back_html, book_html, cover_lines
 from .book_index import index_html, index_items
 from .book_moves import say_where_it_moves
@@ -111,7 +111,10 @@ class BookPdfBuilder(WholeBookBuilder):
 
         def book() -> None:
             found = index_html(words, numbers)
-            listed = [section("List of labs", LIST, self.lab_list(self.labs)), section("Index", INDEX, found)]
+            listed = [
+                section("List of labs", LIST, self.lab_list(self.labs, short_labs_html)),
+                section("Index", INDEX, found),
+            ]
             left = (last + 1) % 2 == 0  # laid out behind an empty page, so that its margins are those of its side
             back = lay_out(back_html("".join(listed), last + 1 - left, self.config, left=left), self.sheets, name)
             behind = {key: last + page - left for key, page in page_numbers(back).items()}
@@ -186,9 +189,9 @@ class BookPdfBuilder(WholeBookBuilder):
         """The labs of a chapter and of the pages below it, in the order of the companion."""
         return labs_of(self.env, self.reading_order.get(chapter, [chapter]), self.labs)
 
-    def lab_list(self, labs: Iterable[str]) -> str:
-        """The lines of a list of labs."""
-        return labs_html(
+    def lab_list(self, labs: Iterable[str], html: Callable[[Iterable[LabLine], str], str] = labs_html) -> str:
+        """A list of labs."""
+        return html(
             (
                 LabLine(self.labs[name], self.env.titles[name].astext(), program(name), self.companion.get(name, 0))
                 for name in labs
