@@ -229,18 +229,18 @@ The message:
 
 Back to {doc}`first`, and to {doc}`labs/lab_one`.
 
+```{toctree}
+:hidden:
+
+more/index
+```
+
 ## Labs of this chapter
 
 {doc}`labs/lab_one`
 
 ```{only} builder_bookpdf
 A [dead link](#nowhere-at-all) is reported.
-```
-
-```{toctree}
-:hidden:
-
-more/index
 ```
 """
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sample_book import Built
 
+from _ext.forms.epub_package import in_reading_order
 from tools import need
 
 
@@ -88,3 +89,25 @@ def test_only_what_pages_use_is_inside(files):
 
 def test_contents_list_chapters_and_labs(files):
     assert all(title in files["nav.xhtml"] for title in ("The first chapter", "The lab one", "The second chapter"))
+
+
+def test_contents_lead_forwards(files):
+    contents = files["nav.xhtml"].partition('epub:type="landmarks"')[0]
+    places = re.findall(r'<a href="(second[^"]*|more[^"]*)"', contents)
+    assert [place.rpartition("#")[2] for place in places] == [
+        "second.xhtml", "second-target", "labs-of-this-chapter", "more/index.xhtml", "more/page.xhtml",
+    ]  # fmt: skip
+
+
+def test_pages_listed_below_a_section_follow_its_page():
+    def entries(*places: str) -> list[dict[str, object]]:
+        return [{"level": int(place[0]), "refuri": place[2:], "text": place} for place in places]
+
+    def order(*places: str) -> list[str]:
+        return [f"{entry['level']} {entry['refuri']}" for entry in in_reading_order(entries(*places))]
+
+    assert order("1 a", "2 a#one", "3 b", "4 b#one", "3 c", "2 a#two", "3 d", "1 e", "2 f") == [
+        "1 a", "2 a#one", "2 a#two", "2 b", "3 b#one", "2 c", "2 d", "1 e", "2 f",
+    ]  # fmt: skip
+    as_it_was = "1 a", "2 a#one", "2 a#two", "3 b", "4 b#one", "4 c", "1 d"
+    assert order(*as_it_was) == list(as_it_was)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sphinx.builders.epub3 import Epub3Builder
 
-from .epub_package import add_landmarks, complete
+from .epub_package import add_landmarks, complete, in_reading_order
 from .math_svg import mathml
 from .print_page import drop_screen_parts, unfold
 from .print_tree import SVG, classes, parents, parse, replace, walk
@@ -61,6 +61,11 @@ class BookEpubBuilder(Epub3Builder):
                 path.unlink()
         super().build_content()
         complete(out, *self.config.epub_cover[:1])
+
+    def get_toc(self) -> None:
+        """Have the contents in the order in which the book is read."""
+        super().get_toc()
+        self.refnodes = in_reading_order(self.refnodes)
 
     def build_navigation_doc(self) -> None:
         """Name the places that a reader's program can lead to at once."""

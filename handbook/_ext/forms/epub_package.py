@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 # In the words of schema.org that EPUB Accessibility 1.1 asks for; what is claimed here, the tests of the EPUB look at.
 ACCESS = {
@@ -44,6 +45,38 @@ def complete(folder: Path, cover: str = "") -> None:
         f'    <meta property="schema:{key}">{value}</meta>\n' for key, values in ACCESS.items() for value in values
     )
     package.write_text(text.replace("  </metadata>", f"{facts}  </metadata>", 1), encoding="utf-8")
+
+
+def in_reading_order(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Put the headings of each page before the pages that are listed in its middle.
+
+    A list of pages may stand in any section; those pages are read after the whole page that lists them.
+    They become children of that page, beside its headings.
+
+    Args:
+        entries: the table of contents, flat: each has a ``level``, and its place as ``refuri``.
+    """
+    ordered: list[dict[str, Any]] = []
+    rest = [dict(entry) for entry in entries]
+    while rest:
+        page, *rest = rest
+        level, file = page["level"], page["refuri"].partition("#")[0]
+        end = next((at for at, entry in enumerate(rest) if entry["level"] <= level), len(rest))
+        own = {at for at in range(end) if rest[at]["refuri"].partition("#")[0] == file}
+        last = max(own, default=-1)
+        if len(own) == last + 1:  # no list before a heading
+            ordered += [page, *rest[: last + 1]]
+            rest = rest[last + 1 :]
+            continue
+        ordered += [page, *(rest[at] for at in sorted(own))]
+        raised_by = 0
+        below = []
+        for at in sorted(set(range(end)) - own):
+            if at - 1 in own:  # here a list begins, below a section of any level
+                raised_by = rest[at]["level"] - level - 1
+            below.append(rest[at] | {"level": rest[at]["level"] - raised_by})
+        rest = [*below, *rest[end:]]
+    return ordered
 
 
 def add_landmarks(navigation: Path, places: Mapping[str, str]) -> None:
