@@ -99,6 +99,15 @@ def test_contents_lead_forwards(files):
     ]  # fmt: skip
 
 
+def test_a_second_build_leaves_nothing_of_the_first(book, sample_epub, path, files):
+    (sample_epub.out / "old.xhtml").write_text(files["second.xhtml"], encoding="utf-8")
+    (sample_epub.out / "_images" / "old.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>", encoding="utf-8")
+    assert book.build("epub", sample_epub.out).returncode == 0
+    with zipfile.ZipFile(path) as archive:
+        assert sorted(archive.namelist()) == sorted(files)
+    test_epubcheck_finds_nothing(path)
+
+
 def test_pages_listed_below_a_section_follow_its_page():
     def entries(*places: str) -> list[dict[str, object]]:
         return [{"level": int(place[0]), "refuri": place[2:], "text": place} for place in places]

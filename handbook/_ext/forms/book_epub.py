@@ -11,7 +11,7 @@ import posixpath
 import re
 import shutil
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,14 @@ class BookEpubBuilder(Epub3Builder):
     def get_outdated_docs(self) -> Iterator[str]:
         """Every document: another builder, with the same doctrees, may have seen what changed."""
         yield from self.env.found_docs
+
+    def prepare_writing(self, docnames: Set[str]) -> None:
+        """Begin with no pages and images: Sphinx takes all that it finds, also what an earlier build left."""
+        out = Path(self.outdir)
+        shutil.rmtree(out / self.imagedir, ignore_errors=True)
+        for page in out.rglob(f"*{self.out_suffix}"):
+            page.unlink()
+        super().prepare_writing(docnames)
 
     def handle_page(self, pagename: str, addctx: dict[str, Any], *args: Any, **options: Any) -> None:
         """Make the page's body XHTML before the template gets it."""
