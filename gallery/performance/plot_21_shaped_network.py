@@ -75,8 +75,8 @@ def run(count, rates):
         for rate in rates:
             for host in hosts:
                 host.rate(rate)
-            samples = zip(SIZES, map(median, ask(f"fit-{rate}")), strict=True)
-            link = fit_link(list(samples), count)
+            took = zip(SIZES, ask(f"fit-{rate}"), strict=True)
+            link = fit_link([(n, median(took_s) / AT_ONCE) for n, took_s in took], count)
             predicted = tuple(predict(link, cap) for cap in CAPS)
             seen[rate] = link, predicted, ask(f"steps-{rate}")
         return seen
@@ -110,18 +110,19 @@ else:
 # drawing
 fig, ax = subplots(height_in=3.4)
 describe(fig, "Step time over the bucket cap on shaped networks, predicted and measured")
-looks = zip(loads.items(), RANK_COLORS, "os^", strict=False)
-for ((count, rate), (_, predicted, measured)), color, mark in looks:
+looks, keys = zip(loads.items(), RANK_COLORS, "os^", ("-", "--", ":"), strict=False), []
+for (_, (_, predicted, measured)), color, mark, dash in looks:
     low, middle, high = zip(*((t[0], median(t), t[-1]) for t in measured), strict=True)
     ms = [1e3 * m for m in middle]
     spans = [
         [1e3 * abs(a - b) for a, b in zip(middle, end, strict=True)] for end in (low, high)
     ]
-    ax.plot(CAPS, predicted, color=color, lw=1.2)
-    look = {"yerr": spans, "capsize": 3, "lw": 1, "fmt": mark, "color": color, "ms": 4.5}
-    ax.errorbar(CAPS, ms, label=f"{count} machines, {rate} Mbit/s", **look)
+    (line,) = ax.plot(CAPS, predicted, color=color, lw=1.4, ls=dash)
+    look = {"yerr": spans, "capsize": 3, "lw": 1, "fmt": mark, "color": color, "ms": 5.5}
+    keys.append((line, ax.errorbar(CAPS, ms, **look)))
 if loads:
-    ax.legend(fontsize=8.5)
+    names = [f"{count} machines, {rate} Mbit/s" for count, rate in loads]
+    ax.legend(keys, names, fontsize=8.5, handlelength=4)
 else:
     ax.text(0.3, 0.5, "not run here", transform=ax.transAxes)
 log_axis(ax.xaxis, CAPS)
