@@ -63,8 +63,8 @@ for ax, (name, ranks), title in zip(axes, orders.items(), titles, strict=True):
         for level, rank in enumerate(reading):
             look = {"color": RANK_COLORS[rank], "hatch": "///" if level else "", "ec": FAINT}
             ax.bar(i, 0.9, 0.86, level, lw=0, **look)
-            patch = {"color": RANK_COLORS[rank], "pad": 1.2, "lw": 0}
-            ax.text(i, level + 0.45, rank, color=FAINT, bbox=patch, **middle)
+            plate = {"color": FAINT, "pad": 1.6, "lw": 0}
+            ax.text(i, level + 0.45, rank, color=INK, bbox=plate, **middle)
         if not reading:
             ax.text(i, 0.45, "none", color=INK, **middle)
     ax.set(yticks=[], ylim=(0, max(2, *counts[name])))
