@@ -63,7 +63,7 @@ for ax, (name, ranks), title in zip(axes, orders.items(), titles, strict=True):
         for level, rank in enumerate(reading):
             look = {"color": RANK_COLORS[rank], "hatch": "///" if level else "", "ec": FAINT}
             ax.bar(i, 0.9, 0.86, level, lw=0, **look)
-            plate = {"color": FAINT, "pad": 1.6, "lw": 0}
+            plate = {"color": FAINT, "pad": 3.2, "lw": 0}
             ax.text(i, level + 0.45, rank, color=INK, bbox=plate, **middle)
         if not reading:
             ax.text(i, 0.45, "none", color=INK, **middle)
