@@ -246,13 +246,22 @@ def test_downloads_are_linked_when_they_are_there_and_only_then(tmp_path):
     downloads.fill(tmp_path, pages)
     assert not re.search("href", front.read_text())
     assert front.read_text().count("make pdf") == 2
-    for name in ("pdf/ddp-handbook.pdf", "pdf/run-launch.pdf", "slides/deck.pdf"):
+    practice = pages / "run" / "practice.html"
+    practice.parent.mkdir()
+    practice.write_text('<!-- decks [["deck", "Run & co"], ["other", "Other"]] --><!-- /decks -->', encoding="utf-8")
+    downloads.fill(tmp_path, pages)
+    assert "Run &amp; co, Other; " in practice.read_text()
+    assert "href" not in practice.read_text()
+    for name in ("pdf/ddp-handbook.pdf", "pdf/run-launch.pdf", "slides/deck.pdf", "slides/deck-notes.pdf"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"pdf")
     subprocess.run([sys.executable, downloads.__file__, tmp_path], check=True)  # as the Makefile does
     text = front.read_text()
     links = re.findall('href="([^"]*)"', text)
-    assert len(links) == 3
+    assert len(links) == 4
+    assert re.findall('href="([^"]*)"[^>]*>([^<]*)', practice.read_text()) == [
+        ("../_downloads/book/deck.pdf", "Run &amp; co"), ("../_downloads/book/deck-notes.pdf", "notes"),
+    ]  # fmt: skip
     assert all((pages / link).read_bytes() == b"pdf" for link in links)
     assert "make epub" in text
     assert "make pdf" not in text
@@ -261,6 +270,7 @@ def test_downloads_are_linked_when_they_are_there_and_only_then(tmp_path):
     (tmp_path / "slides/deck.pdf").unlink()
     downloads.fill(tmp_path, pages)
     assert "deck.pdf" not in front.read_text()
+    assert "deck.pdf" not in practice.read_text()
 
 
 def test_the_picture_of_the_readme_is_the_drawing_of_the_front_page():
