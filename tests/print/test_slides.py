@@ -35,6 +35,7 @@ project = "A book & more"
 def setup(app):
     app.add_config_value("labs_edition", "mine", "env")
 """
+HEADER = "what each rank says, and it is a line of many words"
 LANES = "rank 0 │ loss 1\nrank 1 │ loss 2"
 SAMPLE = f"""# A sample & a test
 
@@ -64,6 +65,10 @@ Note on code: `x < y`.
 $$T = \\frac{{1}}{{p}}$$
 
 ### Below, in a stack
+
+```none
+{HEADER}
+```
 
 ```none
 {LANES}
@@ -218,6 +223,16 @@ def test_a_second_build_makes_only_what_is_missing(sample):
     assert (sample[0] / "sample.html").stat().st_mtime_ns == made[sample[0] / "sample.html"]
 
 
+def test_what_is_shown_together_has_one_size_and_a_few_lines_stand_below_a_gap(sample):
+    page = BeautifulSoup((sample[0] / "sample.html").read_text(), "html.parser")
+    sizes = {part.parent["style"] for part in page.select("#below-in-a-stack div[style] > :is(.lanes, div)")}
+    assert sizes == {f"--code-size: {code_size_px(HEADER)}px"}
+    assert code_size_px(HEADER) < code_size_px("loss 1", "loss 2")
+    gap = re.fullmatch(r"--above-code: (\d+)px", page.select_one("#code")["style"])
+    assert int(gap[1]) > 100
+    assert not page.select_one("#formula.deck-code")
+
+
 def test_without_pango_the_build_ends_at_once_and_says_what_to_install(sample, tmp_path):
     (tmp_path / "weasyprint.py").write_text("raise OSError('cannot load library libpango-1.0-0')")
     source = str(sample[0].parent / "source")
@@ -265,6 +280,7 @@ def test_what_weasyprint_does_not_know_is_replaced():
 @pytest.mark.parametrize(("code", "size"), [("x", 40), ("x" * 100, 18), ("x\n" * 20, 14), ("x" * 500, 14), ("", 40)])
 def test_code_is_as_large_as_the_slide_allows(code, size):
     assert code_size_px(code) == size
+    assert code_size_px(code, "a") <= size
 
 
 def test_text_is_as_large_as_the_slide_allows():

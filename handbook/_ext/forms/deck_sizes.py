@@ -31,6 +31,7 @@ _TEXT_ROOM = {  # sizes of text, and what each line of the heading takes of the 
 }
 _LETTER_EM = (0.6, 1.42)  # of the code face: width, and distance between lines
 _TEXT_EM = (0.47, 1.36)  # of the serif face, on average
+_FIELD_PX = 60  # the edges of a field of code, or those of a lane with its name
 _LINE_PX = 70  # a line of text above a figure
 _MATH_EM = 3.2  # a formula with the space around it
 
@@ -48,13 +49,10 @@ def fit(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Choose sizes on every slide of a deck."""
     if app.builder.name != "revealjs":
         return
-    for block in list(doctree.findall(nodes.literal_block)):
-        _wrap(block, f"--code-size: {code_size_px(block.astext())}px")
-    for lanes in [raw for raw in doctree.findall(nodes.raw) if raw.astext().startswith('<div class="lanes')]:
-        code = re.sub(r"<[^>]+>", "", lanes.astext().replace("<pre", "\n<pre").replace('<div class="lane ', "\n<div "))
-        _wrap(lanes, f"--code-size: {code_size_px(unescape(code))}px")
+    _fit_code(doctree)
     for slide in doctree.findall(nodes.section):
         own = [child for child in slide.children if not isinstance(child, nodes.section | nodes.title)]
+        shown = [child for child in own if not isinstance(child, speaker_notes)]
         figures = [one for child in own for one in child.findall(nodes.Element) if _is_drawing(one)]
         above = [child for child in own if isinstance(child, nodes.paragraph)]
         for figure in figures:
@@ -68,13 +66,41 @@ def fit(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             room = ROOM_PX[1] - heading * ceil(len(slide.astext().partition("\n")[0]) / 42)
             slide["classes"].append("deck-text")
             slide["style"] = f"--text-size: {text_size_px(_blocks(own), sizes, room)}px"
+        code_px = sum(block.get("height_px", 0) for child in shown for block in child.findall(Sized))
+        if code_px and not figures and table is None and isinstance(slide.parent, nodes.section):
+            texts = [text for child in shown if not child.next_node(Sized) for text in _blocks([child])]
+            free = ROOM_PX[1] - code_px - _LINE_PX * len(texts)
+            if free > 0:  # a few lines stand below a gap, not at the top of an empty slide
+                slide["classes"].append("deck-code")
+                given = [slide["style"]] if "style" in slide else []
+                slide["style"] = "; ".join([*given, f"--above-code: {18 + min(int(0.28 * free), 100)}px"])
 
 
-def code_size_px(code: str) -> int:
-    """The size at which code is as wide or as high as the room for it, within limits."""
-    lines = code.splitlines() or [""]
+def _fit_code(doctree: nodes.document) -> None:
+    """Code, output and lanes; blocks of one output have one size, so that their columns agree."""
+    outputs: dict[nodes.Element, list[tuple[nodes.Element, list[str]]]] = {}
+    found: list[nodes.Element] = [*doctree.findall(nodes.literal_block), *doctree.findall(nodes.raw)]
+    for block in found:
+        text = block.astext()
+        if isinstance(block, nodes.literal_block):
+            outputs.setdefault(block.parent, []).append((block, [text]))
+        elif text.startswith('<div class="lanes'):
+            lanes = re.findall(r"<pre[^>]*>(.*?)</pre>", text, re.DOTALL)
+            outputs.setdefault(block.parent, []).append(
+                (block, [unescape(re.sub("<[^>]+>", "", code)) for code in lanes])
+            )
+    for blocks in outputs.values():
+        size = code_size_px(*(text for _, texts in blocks for text in texts))
+        for block, texts in blocks:
+            lines = sum(len(text.splitlines()) for text in texts)
+            _wrap(block, f"--code-size: {size}px", int(_LETTER_EM[1] * size * lines) + _FIELD_PX * len(texts))
+
+
+def code_size_px(*codes: str) -> int:
+    """The size at which code in one field or several is as wide or as high as the room for it, within limits."""
+    lines = [line for code in codes for line in code.splitlines() or [""]]
     wide = (ROOM_PX[0] - 60) / max(max(len(line) for line in lines), 1) / _LETTER_EM[0]
-    high = (ROOM_PX[1] - 2 * _LINE_PX) / len(lines) / _LETTER_EM[1]
+    high = (ROOM_PX[1] - 80 - _FIELD_PX * len(codes)) / len(lines) / _LETTER_EM[1]
     smallest, largest = CODE_SIZES_PX
     return max(smallest, int(min(largest, wide, high)))
 
@@ -141,8 +167,8 @@ def _blocks(own: Iterable[nodes.Node]) -> Iterable[str | None]:
                 yield None if isinstance(block, nodes.math_block) else block.astext()
 
 
-def _wrap(node: nodes.Element, style: str) -> None:
-    sized = Sized("", style=style)
+def _wrap(node: nodes.Element, style: str, height_px: int = 0) -> None:
+    sized = Sized("", style=style, height_px=height_px)
     node.replace_self(sized)
     sized += node
 
