@@ -128,6 +128,17 @@ class Printed:
         outside = [word for left, _, right, _, word in words if left < 36 or right > width - 36]
         assert not outside, outside[:10]
 
+    def sparse(self) -> list[int]:
+        """Pages (from 1) that are filled to less than a fifth, but for those before a chapter."""
+        height = float(self.reader.pages[0].mediabox.height)
+        starts = {page for depth, _, page in self.bookmarks() if depth == 0}
+        found = []
+        for number, words in enumerate(self.words, 1):
+            lowest = max((foot for _, _, _, foot, _ in words if foot < height - 50), default=0.0)
+            if lowest < 0.2 * height and not {number + 1, number + 2} & starts and number < len(self.words):
+                found.append(number)
+        return found
+
 
 def _links(page) -> list:
     """The links of a page that lead to another one."""
@@ -209,6 +220,15 @@ def test_the_handbook_has_every_card_and_right_page_numbers(handbook):
     assert len([card for card in cards.values() if card.kind == "interview"]) >= 12
     assert len([card for card in cards.values() if card.kind == "quiz"]) >= 5
     check_cards(cards.values(), handbook.text)
+    assert [number for number in handbook.sparse() if number > 20] == []
+
+
+@pytest.mark.full
+def test_what_the_handbook_prints_of_a_lab_is_not_printed_twice(handbook, companion):
+    said = flat("5 steps with momentum  ranks agree  ranks agree  same")
+    assert said in handbook.text
+    assert said not in companion.text
+    assert "".join(companion.pages).count("What it printed is in the handbook") > 100
 
 
 @pytest.mark.full

@@ -243,11 +243,10 @@ def test_the_labs_of_a_chapter_are_pages_of_the_companion(labs, sample_pdfs):
     assert alone.page_labels == ["i", "ii", str(page)]
     assert alone.pages[2].extract_text() == labs.pages[page - 1].extract_text()
     assert alone.metadata.title == "The second chapter: labs · The Sample Book"
-    for name in ("sample", "second"):
-        text = FLAT.sub(
-            " ", PdfReader(sample_pdfs.out / f"{name}.pdf").pages[-2 if name == "sample" else -1].extract_text()
-        )
-        assert f"1 The lab one gallery/lab_one.py {page}" in text
+    listed = FLAT.sub(" ", PdfReader(sample_pdfs.out / "sample.pdf").pages[-2].extract_text())
+    assert re.search(rf"1 The lab one[ ·]+{page}\b", listed)
+    listed = FLAT.sub(" ", PdfReader(sample_pdfs.out / "second.pdf").pages[-1].extract_text())
+    assert f"1 The lab one gallery/lab_one.py {page}" in listed
 
 
 def test_the_index_names_pages_of_terms_calls_variables_and_messages(whole, texts):
@@ -297,9 +296,10 @@ def test_a_line_is_not_broken_in_its_first_word(texts):
 
 
 def test_a_reference_names_the_page_where_its_heading_came_to_stand(tmp_path):
-    """WeasyPrint names the page before, in fourteen of 1,228 references of the book."""
+    """Where a reference is set before its heading, the number is a guess, so that its page is set once."""
     sheet = ROOT / "handbook" / "_static" / "print.css"
-    there = '<p>See <a class="page-reference" href="#x">there</a>.</p><h2 id="x" style="break-before: page">There</h2>'
+    there = '<p>See <a class="page-reference" data-page="3" href="#x">there</a>.</p>'
+    there += '<h2 id="x" style="break-before: page">There</h2>'
     document = weasy.lay_out(there, ((sheet, sheet.read_text(encoding="utf-8")),), "reference.pdf")
     correct_page_references(document, {"x": 77})
     weasy.write(document, tmp_path / "reference.pdf")
