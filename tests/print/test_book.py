@@ -58,7 +58,7 @@ class Printed:
     @cached_property
     def contents(self) -> list[tuple[str, int, str]]:
         """Of each line of the contents the title, the page (from 1) that its link leads to, and its number."""
-        found = []
+        found, places = [], self.reader.named_destinations  # all of them are read anew at each access
         for page in self.reader.pages[1:20]:
             if "·····" not in flat(self.pages[page.page_number]):  # which poppler reads faster
                 continue
@@ -66,7 +66,7 @@ class Printed:
             lines = re.findall(r"^(.+?)[\s·]{4,}(\d+)$", page.extract_text(), re.MULTILINE)
             assert len(lines) == len(names)
             for (title, number), name in zip(lines, names, strict=True):
-                place = self.reader.get_destination_page_number(self.reader.named_destinations[name]) + 1
+                place = self.reader.get_destination_page_number(places[name]) + 1
                 found.append((re.sub(r"^Lab\s\d+\s*", "", title), place, number))
         return found
 
