@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,18 +67,15 @@ def read_proofs() -> list[Proof]:
 @functools.cache
 def _proofs_of(path: Path, _changed: int) -> list[Proof]:
     """Read once for as long as the file stays as it is: every page with claims asks for all of them."""
-    return list(_proofs_in(path))
-
-
-def _proofs_in(path: Path) -> Iterator[Proof]:
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text, str(path))
+    found = []
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     for node, claims in tests_in(tree):
         for claim in claims:
             first = min(decorator.lineno for decorator in node.decorator_list)
             lab = re.search(r"run_lab\([\"'](.+?)[\"']\)", ast.unparse(node))
             lines = (first, node.end_lineno or first)
-            yield Proof(claim, path, node.name, node.lineno, lines, lab[1] if lab else "")
+            found.append(Proof(claim, path, node.name, node.lineno, lines, lab[1] if lab else ""))
+    return found
 
 
 # -- results ----------------------------------------------------------------------------------------

@@ -31,8 +31,7 @@ def labs_html(lines: Iterable[LabLine], companion: str) -> str:
         for line in lines
     )
     head = "".join(f'<th scope="col">{name}</th>' for name in ("Lab", "What it shows", "Program", "Page"))
-    said = f"<p>Each lab is a program that runs alone; its page is that of <em>{escape(companion)}</em>.</p>"
-    return f'{said}<table class="lab-list"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'{_lead(companion)}<table class="lab-list"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
 def short_labs_html(lines: Iterable[LabLine], companion: str) -> str:
@@ -41,8 +40,11 @@ def short_labs_html(lines: Iterable[LabLine], companion: str) -> str:
         f'<p><b>{line.number}</b> {escape(line.title)}<span class="leader"></span>{line.page or "–"}</p>'
         for line in lines
     )
-    said = f"<p>Each lab is a program that runs alone; its page is that of <em>{escape(companion)}</em>.</p>"
-    return f'{said}<div class="lab-lines">{rows}</div>'
+    return f'{_lead(companion)}<div class="lab-lines">{rows}</div>'
+
+
+def _lead(companion: str) -> str:
+    return f"<p>Each lab is a program that runs alone; its page is that of <em>{escape(companion)}</em>.</p>"
 
 
 def sources_of(page: ET.Element) -> dict[str, ET.Element]:

@@ -134,12 +134,13 @@ class BookPdfBuilder(WholeBookBuilder):
     def _make_companion(self) -> None:
         """The labs, by chapter."""
         numbers: dict[str, int] = {}
-        self.outputs = outputs_in_the_handbook(self.env, LABS)
+        documents = [name for order in self.reading_order.values() for name in order]
+        printed = [name for name in documents if not is_in_companion(self.env, name)]
+        self.outputs = outputs_in_the_handbook(self.env, [self.config.root_doc, *printed])
         try:
             pages = [
                 Page(name, 2 if is_lab(self.env, name) else 1, self._lab_body(name), self.labs.get(name, 0))
-                for order in self.reading_order.values()
-                for name in order
+                for name in documents
                 if is_in_companion(self.env, name)
             ]
             body = join(pages, self.env.found_docs, self.labs)
@@ -176,10 +177,7 @@ class BookPdfBuilder(WholeBookBuilder):
         numbers: dict[str, int],
         back: Sequence[Any] = (),
     ) -> None:
-        """Write a whole book, its cover and contents set once more: only now is known on which page each heading is.
-
-        What WeasyPrint puts there by itself can be the page before, where a heading moved on with what follows it.
-        """
+        """Write a whole book, its cover and contents set once more: only now is known on which page each heading is."""
         front = self.lay_out(name, title, series, contents, "", numbers)
         first = numbers[contents[0].id]
         expect(len(front.pages) == first - 1, "weasyprint", "contents take as many pages with their numbers as without")

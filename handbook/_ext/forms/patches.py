@@ -116,10 +116,7 @@ def lines_break_at_their_end() -> None:
 
 
 def correct_page_references(document: Any, numbers: Mapping[str, int]) -> None:
-    """Let each "(p. N)" behind a link name the page on which its heading came to stand.
-
-    WeasyPrint 70 keeps the page on which it tried a heading first, where that then moved on with what follows it.
-    """
+    """Let each "(p. N)" behind a link name the page on which its heading came to stand, in place of a guess."""
     for page in document.pages:
         for kind, target, _, box in (link for link in page.links if len(link) == 4):
             if kind != "internal" or target not in numbers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from docutils import nodes
@@ -70,15 +70,15 @@ def _number(env: Any, docname: str, image: nodes.image) -> str:
     return ".".join(map(str, next(found, ())))
 
 
-def outputs_in_the_handbook(env: Any, labs: str) -> dict[str, dict[int, str]]:
-    """For each lab, which of its blocks of output the handbook shows whole, and in which chapter or page.
+def outputs_in_the_handbook(env: Any, documents: Iterable[str]) -> dict[str, dict[int, str]]:
+    """For each lab, which of its blocks of output the handbook shows whole, and in which chapter or page first.
 
     Args:
         env: Sphinx's environment.
-        labs: what names of labs' documents begin with.
+        documents: those that the handbook prints, in its order.
     """
     shown: dict[str, dict[int, str]] = {}
-    for docname in sorted(name for name in env.found_docs if not name.startswith(labs)):
+    for docname in documents:
         numbers = env.toc_secnumbers.get(docname, {}).get("")
         place = f"chapter {numbers[0]}" if numbers else f"“{env.titles[docname].astext()}”"
         for lab, number in env.metadata.get(docname, {}).get(OUTPUTS, ()):
