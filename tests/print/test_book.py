@@ -225,7 +225,7 @@ def test_the_handbook_has_every_card_and_right_page_numbers(handbook):
 
 @pytest.mark.full
 def test_what_the_handbook_prints_of_a_lab_is_not_printed_twice(handbook, companion):
-    said = flat("5 steps with momentum  ranks agree  ranks agree  same")
+    said = flat("mlp               24  12.0      default         2   1 11")
     assert said in handbook.text
     assert said not in companion.text
     assert "".join(companion.pages).count("What it printed is in the handbook") > 100

@@ -55,6 +55,7 @@ def book_html(
     cover += f'<p class="author">{escape(config.author)}</p><div class="edition">{about}</div>'
     head = f"<title>{escape(title)}{' · ' + escape(series) if series else ''}</title>"
     head += f'<meta name="author" content="{escape(config.author)}"><meta name="generator" content="Sphinx">'
+    running = f"{series}: {title}" if series and not offprint else series or title
     lines = ""
     for entry in contents:
         page = f' data-page="{numbers[entry.id]}"'
@@ -63,7 +64,8 @@ def book_html(
         lines += f'<li class="{kind}"><a href="#{entry.id}"{page}{lab}>{entry.text}</a></li>'
     kind = "contents offprint" if offprint else "contents"
     return (
-        f'<!doctype html><html lang="{escape(config.language or "en")}"><head>{head}</head><body>'
+        f'<!doctype html><html lang="{escape(config.language or "en")}"><head>{head}</head>'
+        f'<body data-book="{escape(running)}">'
         f'<header class="cover">{cover}</header>{_rights(title, config, stamp, licence)}'
         f'<section class="{kind}" id="contents">'
         f"<h1>Contents</h1><ol>{lines}</ol></section>{body}</body></html>"
@@ -78,7 +80,8 @@ def back_html(content: str, first: int, config: Any, *, left: bool = False) -> s
     start = f"<style>@page :first {{ counter-reset: page {first} }}</style>"
     language = html.escape(config.language or "en")
     body = f"{'<p></p>' if left else ''}{content}"
-    return f'<!doctype html><html lang="{language}"><head>{start}</head><body>{body}</body></html>'
+    book = html.escape(config.project)
+    return f'<!doctype html><html lang="{language}"><head>{start}</head><body data-book="{book}">{body}</body></html>'
 
 
 def _rights(title: str, config: Any, stamp: list[str], licence: str) -> str:
