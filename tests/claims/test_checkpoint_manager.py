@@ -390,3 +390,46 @@ def test_a_model_that_does_not_fit_is_left_as_it_was(tmp_path):
     for error, untouched in launch(worker, 2, str(tmp_path)):
         assert "does not fit, nothing was loaded: its model has 2.bias float32 (2,) instead of float32 (3,)" in error
         assert untouched == [False, True]
+
+
+@proves("ckpt-one-reader-sends-the-rest")
+def test_rank_0_reads_and_sends_the_rest(tmp_path):
+    """Only rank 0 sees the file, and loads before it wraps; optimizer and step come by broadcast_object_list."""
+
+    def network():
+        torch.manual_seed(dist.get_rank())  # so that only DDP makes weights equal
+        return nn.Linear(6, 2).to(device())
+
+    def train(model, optimizer, steps):
+        for number in steps:
+            optimizer.zero_grad()
+            x = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * number + dist.get_rank()))
+            model(x.to(device())).square().mean().backward()
+            optimizer.step()
+        return weights(model)
+
+    def undisturbed(path):
+        model = DDP(network())
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        train(model, optimizer, range(3))
+        if dist.get_rank() == 0:
+            content = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
+            torch.save(content, path)
+        return train(model, optimizer, range(3, 6))
+
+    def resumed(path):
+        model, rest = network(), [None]
+        if dist.get_rank() == 0:
+            content = torch.load(path, map_location="cpu")
+            model.load_state_dict(content.pop("model"))
+            rest = [content]
+        model = DDP(model)
+        dist.broadcast_object_list(rest, src=0)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        optimizer.load_state_dict(rest[0]["optimizer"])
+        return train(model, optimizer, range(rest[0]["step"], 6))
+
+    path = tmp_path / "last.pt"
+    first = launch(undisturbed, 2, path)
+    assert launch(resumed, 2, path) == first
+    assert first[0] == first[1]

@@ -1,5 +1,6 @@
 """Who reads which sample: samplers, streams, worker seeds, evaluation and a position in the middle of an epoch."""
 
+import datetime
 import math
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from proof import proves
+from proof import proves, side_by_side
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -538,3 +539,91 @@ def test_f1_comes_from_the_counts_of_all_ranks():
         alone, together = zip(*launch(worker, ranks), strict=True)
         assert set(together) == {whole}
         assert abs(sum(alone) / ranks - whole) > 0.04
+
+
+def reduced(metrics, hasty=()):
+    """Sum each metric over ranks, as a logger does; for those that are named ``hasty`` it waits two seconds."""
+    quick, totals = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=2)), {}
+    for name, number in metrics.items():
+        total = torch.tensor(number)
+        try:
+            dist.all_reduce(total, group=quick if name in hasty else None)
+        except RuntimeError as error:
+            return name, "Timed out" in str(error)
+        totals[name] = total.item()
+    return totals
+
+
+@proves("setup-metric-names-must-agree")
+def test_other_metric_names_on_a_rank_add_up_or_wait():
+    """Another name in the same place adds up, also at DETAIL; one name more on rank 0 waits until the timeout."""
+
+    def other_name():
+        return reduced({"loss": 1.0, ("accuracy", "f1")[dist.get_rank()]: 10.0 + dist.get_rank()})
+
+    def one_more():
+        return reduced({"loss": 1.0, **({"f1": 1.0} if dist.get_rank() == 0 else {})}, hasty=["f1"])
+
+    *other, more = side_by_side(
+        lambda: launch(other_name, 2, env={**ON_CPU, "TORCH_DISTRIBUTED_DEBUG": "OFF"}),
+        lambda: launch(other_name, 2, env={**ON_CPU, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
+        lambda: launch(one_more, 2, env=ON_CPU),
+    )
+    assert other == [[{"loss": 2.0, "accuracy": 21.0}, {"loss": 2.0, "f1": 21.0}]] * 2
+    assert more == [("f1", True), {"loss": 2.0}]
+
+
+@proves("setup-predictions-in-order")
+def test_predictions_that_carry_their_index_are_put_in_order():
+    """Shuffled shards, padded on 2 and 3 ranks: rank after rank they are out of order, by index they are not."""
+
+    def worker():
+        ranks = dist.get_world_size()
+        pairs = [(i, 10 * i) for i in DistributedSampler(range(7), shuffle=True)]
+        parts = [None] * ranks
+        dist.all_gather_object(parts, pairs)  # pairs: (index, prediction) of this rank
+        ordered = [p for _, p in sorted(dict(x for part in parts for x in part).items())]
+        return [p for part in parts for _, p in part], ordered
+
+    for ranks in (2, 3):
+        for gathered, ordered in launch(worker, ranks):
+            assert len(gathered) > 7
+            assert gathered[:7] != ordered
+            assert ordered == [10 * i for i in range(7)]
+
+
+def drawn_under_accelerate(seedable):
+    """What each rank's weighted sampler draws, and the samples that the prepared loader gives the rank."""
+
+    class Noted(WeightedRandomSampler):
+        def __iter__(self):
+            for i in super().__iter__():
+                drawn.append(i)
+                yield i
+
+    def worker():
+        from accelerate import Accelerator
+        from accelerate.utils import DataLoaderConfiguration
+
+        torch.manual_seed(dist.get_rank())
+        configuration = DataLoaderConfiguration(use_seedable_sampler=seedable)
+        loader = DataLoader(range(1000), batch_size=2, sampler=Noted([1.0] * 1000, 16))
+        own = [
+            i for some in Accelerator(cpu=True, dataloader_config=configuration).prepare(loader) for i in some.tolist()
+        ]
+        return drawn, own
+
+    drawn = []
+    return launch(worker, 2, env=ON_CPU)
+
+
+@proves("accelerate-keeps-weighted-sampler")
+def test_accelerate_deals_the_draws_of_a_weighted_sampler():
+    """Ranks that were seeded apart draw alike and share the draws; with use_seedable_sampler=True they draw apart."""
+    kept, seedable = side_by_side(lambda: drawn_under_accelerate(False), lambda: drawn_under_accelerate(True))
+    (first, mine), (second, others) = kept
+    assert first == second
+    assert mine == [i for number, i in enumerate(first) if number % 4 < 2]
+    assert others == [i for number, i in enumerate(first) if number % 4 >= 2]
+    (first, _), (second, _) = seedable
+    assert first != second

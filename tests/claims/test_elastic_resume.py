@@ -360,3 +360,87 @@ def test_a_lost_node_takes_a_restart_of_those_that_stay(jobs):
     assert "rank 1 of 2 life 0: is alone" in old
     assert "life 1" not in old
     assert code == 1
+
+
+# -- agents that leave ----------------------------------------------------------------------------
+
+# Rank 1 ends when both are there, rank 0 when it is told to.
+FAILING = """
+import os, sys, time
+rank, life, folder = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], sys.argv[1]
+print(f"rank {rank} of {os.environ['WORLD_SIZE']} life {life}: pid {os.getpid()}", flush=True)
+open(f"{folder}/{rank} is there", "w").close()
+awaited, end_s = {"0": "rank 0 may fail", "1": "0 is there"}[rank], time.monotonic() + 150
+while not os.path.exists(f"{folder}/{awaited}") and time.monotonic() < end_s:
+    time.sleep(0.05)
+sys.exit(1)
+"""
+
+
+def one_agent_is_asked_to_stop(folder):
+    """SIGTERM for one of two; what the other said until its heart had beaten thrice more, and until a third came."""
+    with loopback(3) as (first, second, third):
+        port = first.free_port()
+        conf = "keep_alive_interval=1,keep_alive_max_attempt=5"
+
+        def start(host):
+            meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first.address}:{port}"]
+            meet += [f"--rdzv-conf=is_host={int(host is first)},{conf}", f"--local-addr={host.address}"]
+            command = ["torchrun", "--nnodes=1:2", "--max-restarts=3", *meet, *program(WAITING, "stay", folder)]
+            return host.start(command, {**host.agent_env, **FRESH, "LOGLEVEL": "DEBUG"})
+
+        stays, leaves = start(first), start(second)
+        stays.wait_for("rank 0 of 2 life 0: pid", LIMIT_S)
+        leaves.wait_for("rank 1 of 2 life 0: pid", LIMIT_S)
+        os.kill(leaves.pid, signal.SIGTERM)
+        code = leaves.wait(LIMIT_S)
+        beat = "has sent a keep-alive heartbeat"
+        later = stays.output.count(beat) + 3
+        wait_until(lambda: stays.output.count(beat) > later)
+        alone = stays.output
+        joins = start(third)
+        joins.wait_for("of 2 life 0: pid", LIMIT_S)
+        return code, leaves.output, alone, joins.output
+
+
+def one_agent_gives_up(folder):
+    """It has no restart and the other three; what the other said until it was alone, and until its end."""
+    with loopback(2) as hosts:
+        each = {host: [f"--max-restarts={restarts}"] for host, restarts in zip(hosts, (3, 0), strict=True)}
+        stays, gives_up = torchrun(hosts, *program(FAILING, folder), each=each.get)
+        stays.wait_for("rank 0 of 2 life 0: pid", LIMIT_S)
+        gives_up.wait(LIMIT_S)
+        alone = stays.output, stays.returncode
+        (folder / "rank 0 may fail").touch()
+        return gives_up.output, alone, stays.wait(LIMIT_S), stays.output
+
+
+@pytest.fixture(scope="module")
+def leaving(tmp_path_factory):
+    """The same for agents that leave."""
+    jobs = one_agent_is_asked_to_stop, one_agent_gives_up
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        yield {job.__name__: pool.submit(job, tmp_path_factory.mktemp("job")) for job in jobs}
+
+
+@proves("ckpt-stopped-agent-tells-nobody")
+def test_an_agent_that_gets_sigterm_leaves_the_rendezvous_open(leaving):
+    """It hands SIGTERM to its rank and ends; the other agent goes on, and a third one joins it."""
+    code, output, alone, joined = leaving["one_agent_is_asked_to_stop"].result()
+    assert code
+    assert re.findall(r"rank 1 of 2 life 0: (got SIGTERM|left by itself)", output) == ["got SIGTERM", "left by itself"]
+    assert "SignalException" in output
+    assert re.findall(r"rank \d of \d life \d: (\w+)", alone) == ["pid"]  # and nothing since
+    assert re.findall(r"rank \d (of \d life \d): pid", joined) == ["of 2 life 0"]
+
+
+@proves("ckpt-agent-without-restarts-closes")
+def test_an_agent_that_gives_up_closes_the_rendezvous(leaving):
+    """The other agent goes on until its own rank fails, and then may not meet again, with three restarts left."""
+    gave_up, (alone, running), code, output = leaving["one_agent_gives_up"].result()
+    assert "rank 1 of 2 life 0: pid" in gave_up
+    assert running is None
+    assert "RendezvousClosedError" not in alone
+    assert code == 1
+    assert "RendezvousClosedError" in output
+    assert "life 1" not in output

@@ -430,3 +430,49 @@ def test_ddp_imports_functions_that_keep_the_group():
     kept, freed = (process.communicate(timeout=LIMIT_S)[0].split() for process in started)
     assert kept[0] == freed[0] == "True"
     assert int(kept[1]) > 0 == int(freed[1])
+
+
+UNEVEN = """
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+model(torch.tensor([[1.0 + rank]])).sum().backward()
+place = f"{os.environ['GROUP_RANK']}.{os.environ['LOCAL_RANK']}"
+gradient = model.module.weight.grad.item()
+print(f"rank {rank} of {dist.get_world_size()} at {place} gradient {gradient}\\n", end="", flush=True)
+dist.barrier()
+os._exit(0)  # Python taking leave may abort or hang in gloo, see hello_ddp.py
+"""
+
+
+@proves("setup-uneven-agents-make-one-world")
+def test_agents_with_different_numbers_of_ranks_make_one_world():
+    """One rank here and two there: a world of three, with the mean gradient on each."""
+    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--nnodes=2"]
+    agents = [
+        torchrun(UNEVEN, *meet, f"--rdzv-conf=is_host={2 - n}", f"--local-addr=127.0.0.{n}", f"--nproc-per-node={n}")
+        for n in (1, 2)
+    ]
+    printed = "".join(said(agent) for agent in agents)
+    ranks = sorted(re.findall(r"rank (\d) of (\d) at (\S+) gradient (\S+)", printed))
+    assert ranks == [("0", "3", "0.0", "2.0"), ("1", "3", "1.0", "2.0"), ("2", "3", "1.1", "2.0")]
+
+
+@proves("setup-local-ranks-filter")
+def test_the_filter_of_ranks_leaves_the_files_whole(tmp_path):
+    """Only rank 0 in the console; with --tee or --redirects and --log-dir each rank has a file all the same."""
+
+    def job(name, *files):
+        options = [*files, "--log-dir", str(tmp_path / name)] if files else []
+        one_rank = "import os; print('rank ' + os.environ['RANK'] + ' was here')"
+        return torchrun(one_rank, "--standalone", "--nproc-per-node=2", "--local-ranks-filter", "0", *options)
+
+    agents = {"alone": job("alone"), "tee": job("tee", "--tee", "3"), "redirects": job("redirects", "--redirects", "3")}
+    consoles = {name: re.findall(r"rank (\d) was here", said(agent)) for name, agent in agents.items()}
+    assert consoles == {"alone": ["0"], "tee": ["0"], "redirects": []}
+    for name in ("tee", "redirects"):
+        kept = sorted((path.parent.name, path.read_text()) for path in (tmp_path / name).rglob("stdout.log"))
+        assert kept == [("0", "rank 0 was here\n"), ("1", "rank 1 was here\n")]
