@@ -320,3 +320,18 @@ def test_in_join_a_rank_without_data_keeps_its_scale():
         return scaler.get_scale()
 
     assert launch(worker, 2) == [8.0, 32.0]
+
+
+@proves("all-reduce-adds")
+def test_all_reduce_adds_in_place_and_avg_divides():
+    """1 and 2 become 3 on both ranks, and 1.5 with ``AVG``; the call returns nothing."""
+    needs(torch="2.13")
+
+    def worker():
+        found = []
+        for operation in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            own = torch.tensor(dist.get_rank() + 1.0, device=device())
+            found += [dist.all_reduce(own, operation), own.item()]
+        return found
+
+    assert launch(worker, 2) == [[None, 3.0, None, 1.5]] * 2

@@ -5,6 +5,8 @@ import math
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import time
 
 import cloudpickle
@@ -595,7 +597,7 @@ def test_predictions_that_carry_their_index_are_put_in_order():
 def drawn_under_accelerate(seedable):
     """What each rank's weighted sampler draws, and the samples that the prepared loader gives the rank."""
 
-    class Noted(WeightedRandomSampler):
+    class Remembered(WeightedRandomSampler):
         def __iter__(self):
             for i in super().__iter__():
                 drawn.append(i)
@@ -607,7 +609,7 @@ def drawn_under_accelerate(seedable):
 
         torch.manual_seed(dist.get_rank())
         configuration = DataLoaderConfiguration(use_seedable_sampler=seedable)
-        loader = DataLoader(range(1000), batch_size=2, sampler=Noted([1.0] * 1000, 16))
+        loader = DataLoader(range(1000), batch_size=2, sampler=Remembered([1.0] * 1000, 16))
         own = [
             i for some in Accelerator(cpu=True, dataloader_config=configuration).prepare(loader) for i in some.tolist()
         ]
@@ -627,3 +629,36 @@ def test_accelerate_deals_the_draws_of_a_weighted_sampler():
     assert others == [i for number, i in enumerate(first) if number % 4 >= 2]
     (first, _), (second, _) = seedable
     assert first != second
+
+
+SHARED_EPOCH = """
+import sys, torch
+from torch.utils.data import DataLoader, IterableDataset
+
+class Stream(IterableDataset):
+    def __init__(self):
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __iter__(self):
+        yield self.epoch.item()
+
+if __name__ == "__main__":
+    data = Stream()
+    options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": sys.argv[1]}
+    loader, seen = DataLoader(data, None, **options), []
+    for epoch in (3, 5):
+        data.epoch.fill_(epoch)
+        seen += list(loader)
+    print(seen)
+"""
+
+
+@proves("setup-shared-epoch-reaches-workers")
+def test_an_epoch_in_shared_memory_reaches_persistent_workers(tmp_path):
+    """Two workers, forked and spawned, that stay for a second pass."""
+    script = tmp_path / "stream.py"
+    script.write_text(SHARED_EPOCH)
+    contexts = ("fork", "spawn")
+    command = [sys.executable, str(script)]
+    started = [subprocess.Popen([*command, context], stdout=subprocess.PIPE, text=True) for context in contexts]
+    assert [process.communicate(timeout=120)[0].strip() for process in started] == ["[3, 3, 5, 5]"] * 2

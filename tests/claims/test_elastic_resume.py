@@ -444,3 +444,37 @@ def test_an_agent_that_gives_up_closes_the_rendezvous(leaving):
     assert code == 1
     assert "RendezvousClosedError" in output
     assert "life 1" not in output
+
+
+# -- saved by a process of its own ----------------------------------------------------------------
+
+BY_A_PROCESS = """
+import datetime, os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+if __name__ == "__main__":  # what saves is spawned, and imports this file
+    dist.init_process_group("gloo")
+    rank, folder = dist.get_rank(), sys.argv[1]
+    weights = torch.full((4,), 1.0 + rank)
+    kind = AsyncCheckpointerType.PROCESS
+    future = dcp.async_save({f"of {rank}": weights}, checkpoint_id=folder, async_checkpointer_type=kind)
+    weights.fill_(-1)
+    future.result()
+    dist.barrier()
+    loaded = {f"of {other}": torch.zeros(4) for other in (0, 1)}
+    dcp.load(loaded, checkpoint_id=folder)
+    print(f"rank {rank} loads {[tensor.tolist() for tensor in loaded.values()]}\\n", end="", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+@proves("ckpt-async-by-a-process")
+def test_a_process_of_its_own_saves_the_values_of_the_call(tmp_path):
+    """Two ranks change their weights as soon as ``async_save`` has returned; what they load is from before."""
+    script = tmp_path / "save.py"
+    script.write_text(BY_A_PROCESS)
+    with loopback(1) as hosts:
+        (agent,) = torchrun(hosts, "--nproc-per-node=2", str(script), str(tmp_path / "saved"))
+        agent.wait(LIMIT_S)
+    ones, twos = [1.0] * 4, [2.0] * 4
+    assert sorted(re.findall(r"rank \d loads .*", agent.output)) == [f"rank {r} loads {[ones, twos]}" for r in (0, 1)]
