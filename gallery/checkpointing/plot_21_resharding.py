@@ -32,7 +32,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import RANK_COLORS, describe, subplots
+from ddplab.labs.plotting import FAINT, INK, MUTED, RANK_COLORS, describe, subplots
 from ddplab.labs.storages import flat_state, same_state, tensors_in
 from ddplab.runtime.needs import a_gpu_each
 
@@ -138,20 +138,20 @@ print("one file made of FSDP2 4 by dcp_to_torch_save: equal")
 # drawing
 fig, (grid, bars) = subplots(1, 2, height_in=3.0, width_ratios=(1, 1.15))
 describe(fig, "Saved against read, all equal; rows of one weight in the files of 1 to 4 ranks")
-values = [[cells[a, b] for b in reads] for a in saved]
-grid.pcolormesh(range(len(reads)), range(len(saved)), values, cmap="Greens", vmin=0, vmax=3)
-grid.invert_yaxis()
-middle = {"ha": "center", "va": "center"}
+middle = {"ha": "center", "va": "center", "color": INK}
 for (side, into), equal in cells.items():
-    grid.text(reads.index(into), saved.index(side), "=" if equal else "≠", **middle)
+    at = reads.index(into), saved.index(side)
+    grid.bar(at[0], 0.9, 0.9, at[1] - 0.45, color=FAINT if equal else MUTED)
+    grid.text(*at, "=" if equal else "≠", fontsize=12, **middle)
+grid.invert_yaxis()
 grid.set_xticks(range(len(reads)), reads, rotation=90)
 grid.set_yticks(range(len(saved)), saved)
 grid.set(xlabel="read by", ylabel="saved by")
 for world in WRITERS:
     for rank, chunk in enumerate(rows[f"FSDP2 {world}"]):
         first, count = chunk.offsets[0], chunk.sizes[0]
-        bars.barh(world, count, left=first, color=RANK_COLORS[rank], ec="w")
-        bars.text(first + count / 2, world, rank, color="w", **middle)
+        bars.barh(world, count, left=first, color=RANK_COLORS[rank], ec=FAINT)
+        bars.text(first + count / 2, world, rank, bbox={"color": FAINT, "pad": 2.5}, **middle)
 bars.set(xlabel="row of 0.weight", ylabel="ranks that saved (FSDP2)", yticks=WRITERS)
 bars.set_title("number: the rank whose file holds it", fontsize=9.5)
 

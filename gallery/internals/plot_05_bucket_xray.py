@@ -126,7 +126,7 @@ def draw(ax, buckets):
         for i in bucket:
             box, shade = sizes[i] / MIB, to_rgba(ACCENT, 0.08 + 0.1 * layers[i])
             ax.barh(row, box, 0.7, filled, color=shade, edgecolor=INK, lw=0.5)
-            if box > 0.2:  # biases and norms are too thin for a number
+            if box > 0.4:  # the others are too thin for a number
                 label(ax, filled + 0.06, row, layers[i], ha="left")
             filled += box
     ax.set(ylabel="bucket", yticks=range(len(buckets)), ylim=(len(buckets) - 0.4, -0.6))

@@ -91,7 +91,8 @@ fig, (left, right) = subplots(1, 2, height_in=2.3, sharey=True)
 for ax, values, form in ((left, counts, "{}"), (right, gaps, "{:.2f}")):
     ax.barh(range(4), values, color=[MUTED, MUTED, ACCENT, ACCENT], height=0.6)
     for row, value in enumerate(values):
-        ax.text(value, row, " " + form.format(value), va="center")
+        beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+        ax.annotate(form.format(value), (value, row), **beside)
     ax.set_xlim(0, max(values) * 1.25)
 name_rows(left, list(SCOPES))
 left.set(ylabel="no_sync around …", xticks=[0, 1, 2], xlabel="all-reduces issued")

@@ -176,19 +176,24 @@ for name, (micro, slow) in CASES.items():
 # drawing
 fig, axes = subplots(2, 1, height_in=3.4, sharex=True)
 describe(fig, "Timelines of a plain step and of a step of four micro-batches")
-COLORS = dict(zip(REGIONS, (INK, FAINT, MUTED, ACCENT), strict=True))
+colors, hatches = (INK, FAINT, MUTED, ACCENT), ("", "", "...", "////")
+LOOKS = dict(zip(REGIONS, zip(colors, hatches, strict=True), strict=True))
 for ax, name in zip(axes, ("plain", "4 micro-batches"), strict=True):
     start, end, _ = spans(traces[name][-1], "ProfilerStep#")[0]
-    for region, color in COLORS.items():
+    for region, (color, hatch) in LOOKS.items():
+        look = {"color": color, "hatch": hatch, "ec": INK, "lw": 0.5}
+        if ax is axes[0]:
+            ax.barh(0, 0, label=region, **look)  # for the legend
         for at, until, _ in spans(traces[name][-1], f"{region}$"):
             if start <= at < end:
-                ax.barh(0, until - at, left=at - start, color=color, ec=INK, lw=0.5)
+                ax.barh(0, until - at, left=at - start, **look)
     for at, until, _ in transfers(traces[name][-1]):
         if start <= at < end:
             ax.barh(1, until - at, left=at - start, color=RANK_COLORS[0], ec=INK, lw=0.5)
     ax.set_yticks([0, 1], ["main thread", "all-reduce"])
     ax.invert_yaxis()
-    ax.set_title(f"{name}: light forward, gray backward, violet optimizer")
+    ax.set_title(name)
+axes[0].legend(loc="center right", fontsize=8.5)
 axes[-1].set_xlabel("ms since the step began")
 
 # %%

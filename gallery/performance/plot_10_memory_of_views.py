@@ -126,7 +126,8 @@ for (name, moments), (color, line, mark) in zip(measured.items(), looks, strict=
     ax.text(len(mib) - 0.9, mib[-1] + above, name, color=color)
 texts = ["before", *(f"ready {i}" for i in range(1, len(mib) - 1)), "returned"]
 ax.set_xticks(range(len(mib)), texts, rotation=30)
-ax.set(xlim=(-0.3, len(mib) + 1.2), ylim=(0, None), ylabel="MiB")
+top = 1.1 * ax.get_ylim()[1]  # room for a name above the highest line
+ax.set(xlim=(-0.3, len(mib) + 1.2), ylim=(0, top), ylabel="MiB")
 ax.set_title("Views stay near one copy of the gradients, the default grows to two")
 
 # %%

@@ -26,7 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, label, name_rows, subplots
+from ddplab.labs.plotting import ACCENT, FAINT, INK, describe, label, name_rows, subplots
 from ddplab.runtime.torch_private import aot_backend, set_ddp_optimizer
 
 LAYERS, RANKS = 6, 2
@@ -109,7 +109,7 @@ describe(fig, "Order of the ends of graphs and the launches of buckets, in three
 for ax, (name, log) in zip(axes, logs.items(), strict=True):
     last = max(at for at, event in enumerate(log) if event[0] == "graph")
     for at, (kind, number, *_) in enumerate(log):
-        color = MUTED if kind == "graph" else ACCENT
+        color = FAINT if kind == "graph" else ACCENT
         hatch = "" if kind == "graph" else "///"
         ax.barh(kind == "bucket", 0.9, left=at, color=color, hatch=hatch, ec=INK, lw=0.6)
         if kind == "graph":
