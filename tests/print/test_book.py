@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from pypdf import PdfReader
 
 from _ext.cards.cards import cards_of_the_book
+from _ext.forms.card_copies import kept_chapters
 from tools import need, need_pango
 
 ROOT = Path(__file__).parents[2]
@@ -246,11 +248,17 @@ def test_the_companion_has_every_line_of_every_lab_that_teaches_and_right_page_n
 
 
 @pytest.mark.full
-def test_each_chapter_alone_has_the_page_numbers_of_the_handbook(pdf):
+def test_each_chapter_alone_has_its_drill_and_the_page_numbers_of_the_handbook(pdf):
     chapters = [path for path in sorted(pdf.glob("*.pdf")) if not path.stem.startswith("ddp-")]
     assert {"understand-idea", "run-launch", "keep-save"} <= {path.stem for path in chapters}
     for path in chapters:
         Printed(path).check()
+    asked = json.loads(kept_chapters().read_text(encoding="utf-8"))
+    drill = [card for card in cards_of_the_book().values() if asked[card.id][0] == "fast/buckets"]
+    assert {card.path.stem for card in drill} == {"buckets", "practice"}
+    alone = Printed(pdf / "fast-buckets.pdf")
+    check_cards(drill, alone.text)
+    assert any("The DDP Handbook" in page and "16. Buckets" in page for page in alone.pages)
 
 
 @pytest.mark.full

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import xml.etree.ElementTree as ET
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 from .book_assembly import entries
 from .book_back import cited, section
 from .book_front import Entry
+from .card_copies import interview_cards
 from .patches import drop_links_out_of
-from .print_tree import anchor
+from .print_tree import anchor, classes, to_html
 from .weasy import Run, label_pages, page_numbers, write
 
-LABS_OF, SOURCES = "chapter-labs", "chapter-sources"  # ids of the headings
+DRILL, LABS_OF, SOURCES = "chapter-drill", "chapter-labs", "chapter-sources"  # ids of the headings
 TOP = 130.0  # px: an article that begins lower shares its page with the one before
 
 
@@ -26,10 +28,11 @@ def write_chapter(
     pages: list[Any],
     first: int,
     articles: list[ET.Element],
+    drill: list[ET.Element],
     sources: Mapping[str, ET.Element],
     numbers: Mapping[str, int],
 ) -> None:
-    """One chapter: a cover and contents of its own, its pages of the handbook, its labs, and the works it cites.
+    """One chapter: a cover and contents of its own, its pages of the handbook, its drill, its labs, the works it cites.
 
     Args:
         book: the builder, a ``BookPdfBuilder``.
@@ -37,16 +40,40 @@ def write_chapter(
         pages: its pages of the handbook.
         first: the number of the first.
         articles: its documents, joined.
+        drill: the cards that ask about it and stand on other pages.
         sources: the works of the bibliography by id.
         numbers: the page of each id in the handbook.
     """
     project, last = book.config.project, first + len(pages) - 1
     stamp = [f"Pages {first} to {last} of {project}; the other page numbers in it are of {project}, too"]
     labs = book.labs_of(chapter)
-    back = section("Labs of this chapter", LABS_OF, book.lab_list(labs) if labs else "")
-    back += section("Sources", SOURCES, cited(articles, sources))
+    cards = "".join(map(to_html, drill))
+    back = section("Drill", DRILL, f'<div class="two-columns">{cards}</div>' if cards else "")
+    back += section("Labs of this chapter", LABS_OF, book.lab_list(labs) if labs else "")
+    back += section("Sources", SOURCES, cited([*articles, *drill], sources))
     title = book.env.titles[chapter].astext()
     _write(book, _file(chapter), title, stamp, list(entries(articles, 3)), back, [(first, pages)], numbers)
+
+
+def drills(book: Any, articles: Mapping[str, ET.Element], numbers: Mapping[str, int]) -> dict[str, list[ET.Element]]:
+    """The interview cards that ask about each chapter and stand elsewhere, as on a part's page of practice.
+
+    Args:
+        book: the builder, a ``BookPdfBuilder``.
+        articles: the documents of the handbook by name, joined.
+        numbers: the page of each id in it; the references of these cards are set to these numbers.
+    """
+    places = {element.get("id", ""): element for article in articles.values() for element in article.iter()}
+    found: dict[str, list[ET.Element]] = defaultdict(list)
+    for one in interview_cards(book.env):
+        place = places.get(anchor(one.docname, f"card-{one.source.id}"))
+        if place is None or one.docname in book.reading_order.get(one.chapter, ()):
+            continue
+        for link in [link for link in place.iter("a") if "page-reference" in classes(link)]:
+            if page := numbers.get(link.get("href", "")[1:]):
+                link.set("data-page", str(page))
+        found[one.chapter].append(place)
+    return found
 
 
 def write_labs(book: Any, chapter: str, document: Any, listed: list[Entry], numbers: Any) -> None:
@@ -89,7 +116,7 @@ def _write(
     """Put runs of pages, each with its first number, between a front and a back of their own."""
     around = book.lay_out(f"{name}.pdf", title, book.config.project, contents, back, numbers, offprint=stamp)
     places = page_numbers(around)
-    split = min((places[key] for key in (LABS_OF, SOURCES) if key in places), default=len(around.pages) + 1) - 1
+    split = min((places[key] for key in (DRILL, LABS_OF, SOURCES) if key in places), default=len(around.pages) + 1) - 1
     front, behind = around.pages[:split], around.pages[split:]
     pages = [page for _, run in runs for page in run]
     drop_links_out_of([*front, *pages, *behind])

@@ -24,7 +24,7 @@ from .book_back import INDEX, LIST, LabLine, labs_html, section, short_labs_html
 from .book_front import Entry, back_html, book_html, cover_lines
 from .book_index import index_html, index_items
 from .book_moves import say_where_it_moves
-from .book_offprints import write_chapter, write_labs
+from .book_offprints import drills, write_chapter, write_labs
 from .book_order import LABS, below, chapters, children, is_in_companion, is_lab, labs_of, program
 from .patches import correct_page_references
 from .print_labs import numbers_in_the_handbook, outputs_in_the_handbook, shorten
@@ -124,10 +124,12 @@ class BookPdfBuilder(WholeBookBuilder):
             parts = [part for part in self.reading_order if part in articles]
             starts = [numbers[anchor(part)] for part in parts] + [last + 1]
             listed = chapters(self.env, self.config.root_doc)
+            cards = {} if only else drills(self, articles, numbers)
             for chapter, (first, end) in zip(parts, itertools.pairwise(starts), strict=True):
                 if chapter in listed:
                     inside = [articles[one] for one in self.reading_order[chapter] if one in articles]
-                    write_chapter(self, chapter, document.pages[first - 1 : end - 1], first, inside, sources, numbers)
+                    cut, drill = document.pages[first - 1 : end - 1], cards.get(chapter, [])
+                    write_chapter(self, chapter, cut, first, inside, drill, sources, numbers)
 
         side_by_side([offprints] if only else [book, offprints])
 
