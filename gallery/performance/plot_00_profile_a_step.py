@@ -176,7 +176,7 @@ for name, (micro, slow) in CASES.items():
 # drawing
 fig, axes = subplots(2, 1, height_in=3.4, sharex=True)
 describe(fig, "Timelines of a plain step and of a step of four micro-batches")
-colors, hatches = (INK, FAINT, MUTED, ACCENT), ("", "", "...", "////")
+colors, hatches = (INK, FAINT, MUTED, ACCENT), ("", "", "", "////")
 LOOKS = dict(zip(REGIONS, zip(colors, hatches, strict=True), strict=True))
 for ax, name in zip(axes, ("plain", "4 micro-batches"), strict=True):
     start, end, _ = spans(traces[name][-1], "ProfilerStep#")[0]
