@@ -48,7 +48,7 @@ def write_chapter(
     stamp = [f"Pages {first} to {last} of {project}; the other page numbers in it are of {project}, too"]
     labs = book.labs_of(chapter)
     cards = "".join(map(to_html, drill))
-    back = section("Drill", DRILL, f'<div class="two-columns">{cards}</div>' if cards else "")
+    back = section("Drill", DRILL, f'<div class="two-columns even">{cards}</div>' if cards else "")
     back += section("Labs of this chapter", LABS_OF, book.lab_list(labs) if labs else "")
     back += section("Sources", SOURCES, cited([*articles, *drill], sources))
     title = book.env.titles[chapter].astext()
@@ -63,7 +63,8 @@ def drills(book: Any, articles: Mapping[str, ET.Element], numbers: Mapping[str, 
         articles: the documents of the handbook by name, joined.
         numbers: the page of each id in it; the references of these cards are set to these numbers.
     """
-    places = {element.get("id", ""): element for article in articles.values() for element in article.iter()}
+    cards = [element for article in articles.values() for element in article.iter() if "card" in classes(element)]
+    places = {element.get("id", ""): card for card in cards for element in card.iter()}  # its question bears the id
     found: dict[str, list[ET.Element]] = defaultdict(list)
     for one in interview_cards(book.env):
         place = places.get(anchor(one.docname, f"card-{one.source.id}"))
