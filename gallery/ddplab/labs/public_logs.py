@@ -8,35 +8,50 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..diagnose import Engine, entries
-from ..diagnose.entry import FOLDER
+from ..diagnose.entry import FOLDER, Entry
 from ..diagnose.reading import read_text
+from ..diagnose.tables import tables
+from ..recording.keys import code_of
 
 FACTS = Path(__file__).parents[2] / "debugging" / "public_logs.json"
 
 
-def engine_now() -> str:
-    """Return one hash of the diagnosis engine and all its entries."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in FOLDER.parent.rglob("*") if path.suffix in (".py", ".toml")):
-        digest.update(path.relative_to(FOLDER.parent).as_posix().encode() + b"\0")
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+def engine_now(known: Mapping[str, Entry] | None = None) -> str:
+    """Return one hash of what decides an answer: the engine's code and tables, and what it reads of the entries.
+
+    The texts of the entries are not part of it, nor are comments: better words leave the answers as they are.
+    """
+    code = {path.name: code_of(path.read_text("utf-8"), path) for path in sorted(FOLDER.parent.glob("*.py"))}
+    read = {
+        name: [
+            entry.role,
+            entry.family,
+            entry.explains,
+            [(m.needle, m.regex and m.regex.pattern, m.nearby) for m in entry.matches],
+        ]
+        for name, entry in (known or entries()).items()
+    }
+    return hashlib.sha256(json.dumps([code, tables, read]).encode()).hexdigest()
 
 
 def load(texts: str = "") -> dict[str, Any]:
     """Return the facts, with ``stale``: whether the engine has changed since it gave the answers.
 
     ``texts`` is a folder with the logs, each under its ``name``: they are diagnosed now, and the file is rewritten.
+    Where the answer is another one, ``frozen`` keeps that of the tool that had not seen the unseen half.
     """
     facts = json.loads(FACTS.read_text())
     if texts:
         for log in facts["logs"]:
+            before = {key: log.get(key) for key in ("answer", "answer_exception")}
             _answer(log, Path(texts, log["name"]))
+            if any(log.get(key) != value for key, value in before.items()):
+                log.setdefault("frozen", before)
         facts["engine"] = engine_now()
         FACTS.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     return {**facts, "stale": facts["engine"] != engine_now()}
@@ -62,6 +77,11 @@ def right(log: dict[str, Any], corrected: bool = False) -> bool:
     answered = log.get("answer_exception")
     same_type = answered is None or answered == log.get("exception", answered)
     return same_type and log["answer"] in [log["label"], *log["also"]]
+
+
+def by_frozen(logs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the logs with the answers of the tool that had not seen the unseen half."""
+    return [{**log, **log.get("frozen", {})} for log in logs]
 
 
 def count(
