@@ -97,7 +97,14 @@ for half in ("seen", "unseen"):
     (now, of), (frozen, _) = count(logs, half), count(by_frozen(logs), half)
     corrected, _ = count(by_frozen(logs), half, True)
     low, high = wilson(frozen, of)
-    record(**{half: of, f"{half}_right": now, f"{half}_frozen": frozen, f"{half}_corrected": corrected})
+    record(
+        **{
+            half: of,
+            f"{half}_right": now,
+            f"{half}_frozen": frozen,
+            f"{half}_corrected": corrected,
+        }
+    )
     record("%", **{f"precision_{half}": round(100 * frozen / of)})
     record("%", **{f"{half}_low": round(100 * low), f"{half}_high": round(100 * high)})
 record(seen_before=facts["seen_right_before_fixes"])
