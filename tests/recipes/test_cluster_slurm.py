@@ -82,6 +82,30 @@ def test_train_py_is_requeued_and_resumes(slurm: Slurm, folder: Path) -> None:
     assert slurm.show(job)["Restarts"] == "1"
 
 
+def test_what_tells_a_requeued_job_from_a_cancelled_one(slurm: Slurm, folder: Path) -> None:
+    """Not the signal, and not the state that the job reads; the line in its output, and the count of restarts."""
+    script = folder / "trap.sbatch"
+    script.write_text(
+        "#!/bin/bash\n"
+        """trap 'scontrol show job $SLURM_JOB_ID | grep -o "JobState=[A-Z]*"; exit 0' TERM\n"""
+        'echo "restarts: $SLURM_RESTART_COUNT."\n'
+        "while true; do sleep 0.1; done\n"
+    )
+    first, second = (slurm.sbatch(script, "--requeue", "--open-mode=append", "--nodes=1") for _ in range(2))
+    for job in (first, second):
+        slurm.wait_for(job, r"restarts: \.", LIMIT_S)
+    slurm.command("scontrol", "requeue", str(first))
+    slurm.command("scancel", str(second))
+    assert slurm.wait(second, LIMIT_S) == "CANCELLED"
+    slurm.wait_for(first, r"restarts: 1\.", LIMIT_S)
+    requeued, cancelled = slurm.output(first), slurm.output(second)
+    slurm.command("scancel", str(first))
+    assert "DUE TO JOB REQUEUE" in requeued
+    assert "CANCELLED" in cancelled
+    assert "DUE TO" not in cancelled
+    assert re.findall("JobState=([A-Z]*)", requeued) == re.findall("JobState=([A-Z]*)", cancelled) == ["COMPLETING"]
+
+
 def test_a_training_that_fails_ends_the_job_on_all_nodes(slurm: Slurm, folder: Path) -> None:
     program = folder / "train.py"
     fails = "\nif os.environ['RANK'] == '1':\n    sys.exit('rank 1: no more')\n"
