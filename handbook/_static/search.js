@@ -35,6 +35,9 @@
     return low.length > 3 && low.endsWith("s") && !low.endsWith("ss") ? low.slice(0, -1) : low;
   };
 
+  // What a question is about: its words without the small ones.
+  const telling = (text) => new Set(tokens(text).filter((word) => !SMALL.has(word.toLowerCase())).map(term));
+
   function prepare() {
     ready ??= Promise.all([load("vendor/minisearch.js"), load("search-sections.js")]).then(() => {
       const { words, sections } = window.ddpSearchData;
@@ -42,19 +45,24 @@
         fields: Object.keys(FIELDS), tokenize: tokens, processTerm: (word) => term(word) || null,
         extractField: (section, name) => (name === "id" ? section.number : section[name]),
       });
+      const uses = Object.create(null);  // how many of the askers' phrases have a word
+      let phrases = 0;
       sections.forEach((section, number) => {
+        section.phrases = [...section.asked.split(", ").filter(Boolean), ...section.questions].map(telling);
+        for (const phrase of section.phrases) { phrases += 1; for (const one of phrase) uses[one] = (uses[one] ?? 0) + 1; }
         section.number = number;
         section.level = Math.max(1.5, section.depth); // a page comes before its sections, they before what is in them
       });
       index.addAll(sections);
-      return { index, sections, words };
+      const rare = (one) => Math.log(1 + phrases / (1 + (uses[one] ?? 0)));
+      return { index, sections, words, rare };
     });
     return ready;
   }
 
   // The best sections for a query, best first: { title, page, address, kind, text }.
   async function search(query, most = 12) {
-    const { index, sections, words } = await prepare();
+    const { index, sections, words, rare } = await prepare();
     const plain = query.trim().toLowerCase().replace(/\s+/g, " ");
     if (!plain) return [];
     // A pasted line is the message of an entry, or stands around it, if it has all parts of it that do not vary.
@@ -67,18 +75,18 @@
       boost: FIELDS, prefix: (word) => word.length > 3, fuzzy: (word) => (word.length > 5 ? 0.15 : false), maxFuzzy: 1,
       boostDocument: (number) => KINDS[sections[number].kind] / Math.sqrt(sections[number].level),
     };
-    const telling = plain.split(" ").filter((word) => !SMALL.has(word.replace(/[^\p{L}\p{N}_]+$/u, ""))).join(" ") || plain;
-    const others = telling.split(" ").flatMap((word) => (Object.hasOwn(words, word) ? words[word].split(" ") : [])).filter(Boolean).join(" ");
-    let hits = index.search(telling, { ...options, combineWith: "AND" });
+    const mainly = plain.split(" ").filter((word) => !SMALL.has(word.replace(/[^\p{L}\p{N}_]+$/u, ""))).join(" ") || plain;
+    const others = mainly.split(" ").flatMap((word) => (Object.hasOwn(words, word) ? words[word].split(" ") : [])).filter(Boolean).join(" ");
+    let hits = index.search(mainly, { ...options, combineWith: "AND" });
     if (hits.length < 3 || others) {
       const known = new Set(hits.map((hit) => hit.id));
-      const more = index.search({ combineWith: "OR", queries: [{ queries: [telling], ...options, combineWith: "OR" },
+      const more = index.search({ combineWith: "OR", queries: [{ queries: [mainly], ...options, combineWith: "OR" },
         ...(others ? [{ queries: [others], ...options, combineWith: "OR" }] : [])] }, options);
       // How much of the question a section has, by how rare the words are.
       const often = Object.create(null);  // a word may be "constructor"
       for (const hit of more) for (const one of new Set(hit.queryTerms)) often[one] = (often[one] ?? 0) + 1;
       const weight = (names) => [...new Set(names)].reduce((sum, one) => sum + Math.log(1 + sections.length / (often[one] ?? 1)), 0);
-      const asked = weight(tokens(telling).map(term));
+      const asked = weight(tokens(mainly).map(term));
       for (const hit of more) {
         if (known.has(hit.id)) continue;
         hit.score *= Math.min(1, weight(hit.queryTerms) / asked);
@@ -88,7 +96,15 @@
     const known = new Set(hits.map((hit) => hit.id));
     for (const number of new Set([...said, ...printed])) if (!known.has(number)) hits.push({ id: number, score: 1, terms: [] });
     const best = Math.max(...hits.map((hit) => hit.score));
+    const sum = (some) => [...some].reduce((all, one) => all + rare(one), 0);
+    const wanted = telling(query), all = sum(wanted);
+    // How near a phrase of askers is to the question, 0 to 1: what they share, of both.
+    const near = (phrase) => {
+      const shared = sum([...phrase].filter((one) => wanted.has(one)));
+      return shared && (shared / all) * Math.sqrt(shared / sum(phrase));
+    };
     for (const hit of hits) {
+      hit.score += best * Math.max(0, ...sections[hit.id].phrases.map(near));
       if (said.has(hit.id)) hit.score += 2 * best;
       else if (printed.has(hit.id)) hit.score += best;
       const section = sections[hit.id], title = section.title.toLowerCase();

@@ -11,7 +11,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-FILE = "../tests/site/questions.toml"  # from the handbook's folder; a test asks the search for each of them
+FILE = "../tests/site/questions.toml"  # from the handbook's folder; the search knows them, and a test asks it for each
 _CODE = re.compile(
     r"(?<![\w`])(--\w[\w=:.-]*\w|[\w.]+\([^()]*\)|(?:torch|cuda)\.[\w.]*\w|\w+_\w[\w.=:-]*\w|\w+=\w+|\w+\.py)(?!\w)"
 )  # options, calls, names of torch and the environment, settings, files
@@ -24,15 +24,20 @@ class AskedQuestions(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """The list, as MyST reads it, so that its links are checked like all others."""
-        path = Path(self.env.srcdir, FILE).resolve()
+        path, known = questions(self.env.srcdir)
         self.env.note_dependency(str(path))
-        known = tomllib.loads(path.read_text(encoding="utf-8"))["question"]
         asked = [one for one in known if one["topic"] == self.arguments[0] and "section" in one]
         if not asked:
             topics = ", ".join(dict.fromkeys(one["topic"] for one in known))
             raise self.error(f"{path.name} has no answered question about {self.arguments[0]!r}; it knows {topics}")
         listed = self.parse_text_to_nodes("\n".join(f"- [{_marked(one['question'])}]({_target(one)})" for one in asked))
         return [nodes.container("", *listed, classes=["asked-questions"])]  # print has them in columns
+
+
+def questions(srcdir: str | Path) -> tuple[Path, list[dict[str, Any]]]:
+    """The file of the questions, and what it holds; nothing if a book has none."""
+    path = Path(srcdir, FILE).resolve()
+    return path, tomllib.loads(path.read_text(encoding="utf-8"))["question"] if path.is_file() else []
 
 
 def _target(one: dict[str, Any]) -> str:

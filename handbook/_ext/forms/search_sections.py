@@ -1,5 +1,7 @@
 """Search by section: every section of the book with its words, for the search box in the browser (``search.js``).
 
+A section is also found by the questions that it answers, as people asked them (``asked_questions``).
+
 The words are collected while a document is read, so that a build that changes one page reads one page. They are
 written as a script, since a page that was opened from a file may load scripts and nothing else.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from ddplab.diagnose.entry import entries
 from ..explorers.error_index import error_entry
 from ..explorers.error_pages import pages
 from ..problems import BuildError
+from .asked_questions import questions
 
 TEXT_LENGTH = 1500  # characters of a section that are searched; what a section is about stands at its start
 FILE = "search-sections.js"
@@ -115,9 +119,13 @@ def write_file(app: Sphinx, exception: Exception | None) -> None:
     words = Path(app.srcdir, "search.toml")
     known = tomllib.loads(words.read_text(encoding="utf-8")) if words.is_file() else {"words": {}, "sections": {}}
     own = pages(app.env)
+    answers = defaultdict(list)
+    for one in questions(app.srcdir)[1]:
+        answers[one.get("section")].append(one["question"])
     sections = [
         {**section, "at": app.builder.get_target_uri(page or docname), "to": "" if page or top else section["ids"][0]}
         | {"asked": _asked(section["ids"], known["sections"])}
+        | {"questions": answers[section["ids"][0]] + answers[f"{page or docname}#{section['ids'][0]}"]}
         for docname, facts in sorted(app.env.metadata.items())
         for section in facts.get("search", ())
         for page, top in [(own.get(section["ids"][0]), section["title"] == section["page"])]
