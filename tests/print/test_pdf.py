@@ -89,7 +89,11 @@ def test_bookmarks_lead_from_chapters_to_sections(whole, labs):
 
 @pytest.mark.parametrize("name", ["sample", "sample-labs", "first", "third"])
 def test_contents_state_the_pages_where_headings_are(sample_pdfs, name):
-    """In print, as links, and as bookmarks; a heading that moves to the next page takes its number along."""
+    """In print, as links, and as bookmarks; a heading that moves to the next page takes its number along.
+
+    Beside its number each page names the book.
+    """
+    book = "The Sample Book: The lab companion" if name == "sample-labs" else "The Sample Book"
     reader = PdfReader(sample_pdfs.out / f"{name}.pdf")
     places = {title: page for _, title, page in _bookmarks(reader)}
     printed = "\n".join(page.extract_text() for page in reader.pages[1:5])
@@ -100,8 +104,10 @@ def test_contents_state_the_pages_where_headings_are(sample_pdfs, name):
     for (title, number), page in zip(listed, lines, strict=True):
         assert (title, places[title]) == (title, page)
         assert reader.page_labels[page - 1] == number
-        assert title in reader.pages[page - 1].extract_text()
-        assert reader.pages[page - 1].extract_text().rstrip().endswith(number)
+        shown = reader.pages[page - 1].extract_text()
+        assert title in shown
+        foot = shown.rstrip().splitlines()[-1]
+        assert foot in {f"{number} {book}", f"{book} {number}"}
 
 
 def _contents_links(reader: PdfReader, page) -> list[int]:

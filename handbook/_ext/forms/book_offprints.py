@@ -63,6 +63,8 @@ def drills(book: Any, articles: Mapping[str, ET.Element], numbers: Mapping[str, 
         articles: the documents of the handbook by name, joined.
         numbers: the page of each id in it; the references of these cards are set to these numbers.
     """
+    if "cards" not in book.env.domains:  # a book without cards
+        return {}
     cards = [element for article in articles.values() for element in article.iter() if "card" in classes(element)]
     places = {element.get("id", ""): card for card in cards for element in card.iter()}  # its question bears the id
     found: dict[str, list[ET.Element]] = defaultdict(list)
