@@ -214,7 +214,7 @@ def test_a_second_save_before_the_end_of_the_first(tmp_path):
     assert in_turn == [["NoneType"] * 2] * 2
     assert launch(lambda: [load(waited / str(step))["a"] for step in (1, 2)], 2) == [[1, 2]] * 2
     for end in at_once:  # gloo may see that the sizes differ before the time is up: then it aborts the rank
-        assert end.value == ["RuntimeError"] * 2 or end.error == "was killed by SIGABRT", str(end)
+        assert "RuntimeError" in (end.value or ()) or end.error == "was killed by SIGABRT", str(end)
 
 
 @proves("ckpt-async-rank-0-alone")
