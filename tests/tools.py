@@ -44,16 +44,17 @@ def wait_until(condition: Callable[[], object], bound_s: float = 150) -> object:
     return found
 
 
+def gone(pid: int) -> bool:
+    """Whether the process has ended; it may wait for a parent that never asks for it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def ended(pid: int) -> bool:
     """Whether the process has ended, or does so now."""
-
-    def gone() -> bool:
-        try:
-            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-
-    return bool(wait_until(gone))
+    return bool(wait_until(lambda: gone(pid)))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

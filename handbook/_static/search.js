@@ -35,8 +35,9 @@
     return low.length > 3 && low.endsWith("s") && !low.endsWith("ss") ? low.slice(0, -1) : low;
   };
 
-  // What a question is about: its words without the small ones.
-  const telling = (text) => new Set(tokens(text).filter((word) => !SMALL.has(word.toLowerCase())).map(term));
+  // What a question is about: its words without the small ones, as a text and as terms.
+  const mainly = (text) => text.split(/\s+/).filter((word) => !SMALL.has(word.toLowerCase().replace(/[^\p{L}\p{N}_]+$/u, ""))).join(" ");
+  const telling = (text) => new Set(tokens(mainly(text)).map(term));
 
   function prepare() {
     ready ??= Promise.all([load("vendor/minisearch.js"), load("search-sections.js")]).then(() => {
@@ -75,18 +76,18 @@
       boost: FIELDS, prefix: (word) => word.length > 3, fuzzy: (word) => (word.length > 5 ? 0.15 : false), maxFuzzy: 1,
       boostDocument: (number) => KINDS[sections[number].kind] / Math.sqrt(sections[number].level),
     };
-    const mainly = plain.split(" ").filter((word) => !SMALL.has(word.replace(/[^\p{L}\p{N}_]+$/u, ""))).join(" ") || plain;
-    const others = mainly.split(" ").flatMap((word) => (Object.hasOwn(words, word) ? words[word].split(" ") : [])).filter(Boolean).join(" ");
-    let hits = index.search(mainly, { ...options, combineWith: "AND" });
+    const main = mainly(plain) || plain;
+    const others = main.split(" ").flatMap((word) => (Object.hasOwn(words, word) ? words[word].split(" ") : [])).filter(Boolean).join(" ");
+    let hits = index.search(main, { ...options, combineWith: "AND" });
     if (hits.length < 3 || others) {
       const known = new Set(hits.map((hit) => hit.id));
-      const more = index.search({ combineWith: "OR", queries: [{ queries: [mainly], ...options, combineWith: "OR" },
+      const more = index.search({ combineWith: "OR", queries: [{ queries: [main], ...options, combineWith: "OR" },
         ...(others ? [{ queries: [others], ...options, combineWith: "OR" }] : [])] }, options);
       // How much of the question a section has, by how rare the words are.
       const often = Object.create(null);  // a word may be "constructor"
       for (const hit of more) for (const one of new Set(hit.queryTerms)) often[one] = (often[one] ?? 0) + 1;
       const weight = (names) => [...new Set(names)].reduce((sum, one) => sum + Math.log(1 + sections.length / (often[one] ?? 1)), 0);
-      const asked = weight(tokens(mainly).map(term));
+      const asked = weight(tokens(main).map(term));
       for (const hit of more) {
         if (known.has(hit.id)) continue;
         hit.score *= Math.min(1, weight(hit.queryTerms) / asked);

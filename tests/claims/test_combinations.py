@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from proof import proves, side_by_side
+from small_model import batch, network
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -13,18 +14,6 @@ from ddplab import device, launch
 from ddplab.labs.gaps import flat_gradients, flat_weights, gap
 from ddplab.runtime.needs import ON_CPU, needs
 from ddplab.runtime.torch_private import flight_records
-
-
-def network():
-    """Three layers, equal on all ranks; in float64, so that rounding is plain to tell from a difference."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double().to(device())
-
-
-def batch(rank, number=0):
-    """Data that differ between ranks, and that every rank can make for any other."""
-    generator = torch.Generator().manual_seed(10 * rank + number)
-    return torch.randn(6, 4, dtype=torch.float64, generator=generator).to(device())
 
 
 def average(tensors):

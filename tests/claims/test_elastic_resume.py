@@ -7,17 +7,17 @@ import os
 import re
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-import torch
 from proof import proves
+from started import shutdown_timeout
 
 from ddplab.labs.machines import loopback, torchrun
 from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.needs import needs
+from tools import wait_until
 
 LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
 LIFE = "TORCHELASTIC_RESTART_COUNT"
@@ -122,13 +122,6 @@ def said(pattern, output):
     return [tuple(int(word) if word.isdigit() else word for word in words) for words in found]
 
 
-def wait_until(condition):
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
-
-
 # -- the jobs -------------------------------------------------------------------------------------
 
 
@@ -145,7 +138,7 @@ def one_rank_exits(folder):
     """Rank 1 with code 75; once both ranks are back, the agent is asked to stop. What both printed until each."""
     with loopback(1) as hosts:
         options = ["--nproc-per-node=2", "--max-restarts=1"]
-        options += ["--shutdown-timeout=1"] * (torch.__version__ >= (2, 13))  # torchrun of 2.11 does not know it
+        options += shutdown_timeout(1)
         (agent,) = torchrun(hosts, *options, *program(WAITING, "exit", folder))
         for rank in (0, 1):
             agent.wait_for(f"rank {rank} of 2 life 1: pid", LIMIT_S)
@@ -170,10 +163,10 @@ def two_agents_are_killed(folder):
         agents[2].wait_for("rank 2 of 3 life 0: has no agent now", LIMIT_S)
         agents[0].wait_for("Detected dead node '127.0.0.3", LIMIT_S)
         (orphan,) = re.findall(r"rank 2 of 3 life 0: pid (\d+)", agents[2].output)
-        wait_until(lambda: not os.path.exists(f"/proc/{orphan}"))  # the node is gone, its ranks with it
+        assert wait_until(lambda: not os.path.exists(f"/proc/{orphan}"), LIMIT_S)  # the node is gone, its ranks with it
         beat = "has sent a keep-alive heartbeat"
         later = agents[0].output.count(beat) + 3
-        wait_until(lambda: agents[0].output.count(beat) > later)
+        assert wait_until(lambda: agents[0].output.count(beat) > later, LIMIT_S)
         one_less = [agent.output for agent in agents[:2]]
         os.kill(agents[0].pid, signal.SIGKILL)
         return one_less, agents[1].wait(LIMIT_S), agents[1].output
@@ -186,7 +179,7 @@ def one_of_three_fails(folder):
         each = {host: [f"--rdzv-conf=is_host={int(host is hosts[0])}"] for host in hosts}
         agents = torchrun(hosts, "--max-restarts=1", *program_of_ranks, each=each.get)
         for agent in agents:
-            wait_until(lambda agent=agent: agent.output.count(": pid") == 2)
+            assert wait_until(lambda agent=agent: agent.output.count(": pid") == 2, LIMIT_S)
         return [agent.output for agent in agents]
 
 
@@ -396,7 +389,7 @@ def one_agent_is_asked_to_stop(folder):
         code = leaves.wait(LIMIT_S)
         beat = "has sent a keep-alive heartbeat"
         later = stays.output.count(beat) + 3
-        wait_until(lambda: stays.output.count(beat) > later)
+        assert wait_until(lambda: stays.output.count(beat) > later, LIMIT_S)
         alone = stays.output
         joins = start(third)
         joins.wait_for("of 2 life 0: pid", LIMIT_S)

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from proof import proves
+from started import CLEAN
 
 from ddplab import LaunchError, launch
 from ddplab.labs.machines import Fork, Program
@@ -25,7 +26,6 @@ from tools import free_port
 NEEDED = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
-CLEAN = {name: text for name, text in os.environ.items() if not name.startswith(("OMP_", "SLURM_", "TORCHELASTIC_"))}
 
 
 def torchrun(program, *options, **env):

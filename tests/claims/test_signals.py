@@ -7,20 +7,18 @@ import os
 import re
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import psutil
 import pytest
-import torch
 from proof import proves
+from started import CLEAN, shutdown_timeout
 
 from ddplab.labs.machines import Fork, Program
 from ddplab.runtime.needs import needs
+from tools import gone, wait_until
 
 LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
-CLEAN = {name: text for name, text in os.environ.items() if not name.startswith(("OMP_", "SLURM_", "TORCHELASTIC_"))}
 
 # Without torch. Signals do not end it, but for a rank 0 whose fate it is to leave.
 BUSY = """
@@ -86,28 +84,13 @@ if __name__ == "__main__":
 """
 
 
-def is_alive(pid):
-    """Whether a process runs; one that has ended may wait for a parent that never asks for it."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until(condition):
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
-
-
 def pids(output):
     return [int(pid) for pid in re.findall(r"rank \d: pid (\d+)", output)]
 
 
 def told(program, text, ranks):
     """Wait until so many ranks have said it."""
-    wait_until(lambda: len(re.findall(rf"rank \d: {text}", program.output)) == ranks)
+    assert wait_until(lambda: len(re.findall(rf"rank \d: {text}", program.output)) == ranks, LIMIT_S)
 
 
 @contextmanager
@@ -121,10 +104,6 @@ def torchrun(fate, *options, text=BUSY):
         yield agent
     finally:
         agent.kill()
-
-
-def shutdown_timeout(seconds):
-    return [f"--shutdown-timeout={seconds}"] * (torch.__version__ >= (2, 13))  # torchrun of 2.11 does not know it
 
 
 def press_ctrl_c(agent):
@@ -141,7 +120,7 @@ def once():
         ranks = pids(agent.output)
         press_ctrl_c(agent)
         agent.wait(LIMIT_S)
-        return agent.output, [is_alive(pid) for pid in ranks]
+        return agent.output, list(map(gone, ranks))
 
 
 def thrice():
@@ -164,7 +143,7 @@ def killed(text):
         ranks = pids(agent.output)
         os.kill(agent.pid, signal.SIGKILL)
         agent.wait(LIMIT_S)
-        wait_until(lambda: not any(map(is_alive, ranks)))
+        assert wait_until(lambda: all(map(gone, ranks)), LIMIT_S)
         return agent.output
 
 
@@ -179,7 +158,7 @@ def spawned(folder, how):
         told(program, "pid", 2 if how == "behind" else 3)
         ranks = pids(program.output)
         os.kill(int(re.search(r"launcher (\d+)", program.output)[1]), signal.SIGKILL)
-        wait_until(lambda: not any(map(is_alive, ranks)))
+        assert wait_until(lambda: all(map(gone, ranks)), LIMIT_S)
         program.wait(LIMIT_S)
         return program.output
     finally:
@@ -208,12 +187,12 @@ def jobs(tmp_path_factory):
 def test_one_ctrl_c_ends_all_ranks(jobs):
     """Both ranks have sessions of their own and get SIGINT from torchrun; who does not leave in time is killed."""
     needs(torch="2.13")  # for --shutdown-timeout
-    output, alive = jobs["once"].result()
+    output, are_gone = jobs["once"].result()
     assert all(pid == session for pid, session in re.findall(r"pid (\d+) session (\d+)", output))
     assert sorted(re.findall(r"rank \d: got \w+", output)) == ["rank 0: got SIGINT", "rank 1: got SIGINT"]
     assert "rank 0: left by itself" in output
     assert len(re.findall("forcefully exiting via", output)) == 1
-    assert alive == [False, False]
+    assert are_gone == [True, True]
 
 
 @proves("signals-ctrl-c-three-times")
