@@ -48,16 +48,27 @@ def test_cards_of_a_row_stand_in_columns_and_name_places_not_claims():
 
 def test_claims_are_a_list_that_links_lead_into():
     row = '<tr id="c--proof-a"><td>It holds. <a href="#t">in the text</a></td><td>on gloo</td><td>✓ 2 ranks</td></tr>'
+    row += '<tr><td>It holds. <a href="#u">in the text</a></td><td>on any backend</td><td>✓ 3 ranks</td></tr>'
     group = '<tr><th colspan="3" scope="rowgroup"><span>The idea</span></th></tr>'
     page = parse(
         f'<section><h1>Claims</h1><table class="claims"><tbody id="c--idea">{group}{row}</tbody></table></section>'
     )
     condense(page)
-    (claim,) = by_class(page, "claim-row")
-    assert (claim.get("id"), text_of(claim)) == ("c--proof-a", "It holds. in the text on gloo ✓ 2 ranks")
+    on_gloo, anywhere = by_class(page, "claim-row")
+    assert (on_gloo.get("id"), text_of(on_gloo)) == ("c--proof-a", "It holds. on gloo ✓ 2 ranks")
+    assert (text_of(anywhere), anywhere.find("span/a").get("href")) == ("It holds. ✓ 3 ranks", "#u")
     (title,) = by_class(page, "claim-group")
     assert (title.get("id"), text_of(title)) == ("c--idea", "The idea")
     assert not list(page.iter("h2"))  # the table of contents does not list them
+
+
+def test_a_chapters_labs_are_named_one_after_the_other():
+    card = '<div class="lab-card"><p class="lab-card-title"><a href="#l">A lab</a></p><p>Why?</p><p>core, 2 ranks</p></div>'
+    heading = '<h2><span class="section-number">1.2. </span>The labs of this chapter</h2>'
+    page = parse(f'<section><h1>C</h1><section>{heading}<div class="lab-cards">{card * 2}</div></section></section>')
+    condense(page)
+    assert text_of(page) == "CThe labs of this chapterA labA lab"
+    assert not list(page.iter("h2"))  # it has no number and is not in the table of contents
 
 
 def lab(code: str, output: int) -> str:

@@ -26,6 +26,7 @@ class Page:
     depth: int  # 1: a chapter; 2: a page below it, or a lab
     body: ET.Element
     lab: int = 0  # the number of a lab
+    runs_on: bool = False  # begins where the one before it ends, on the same page
 
 
 def join(pages: list[Page], known: Set[str], labs: Mapping[str, int], also: Iterable[str] = ()) -> ET.Element:
@@ -43,7 +44,8 @@ def join(pages: list[Page], known: Set[str], labs: Mapping[str, int], also: Iter
         article.tag = "article"
         opens_part = page.docname.partition("/")[0] != before.partition("/")[0]
         before = page.docname
-        kind = f"page depth-{page.depth}{' lab' if page.lab else ''}{' part' if opens_part else ''}"
+        kinds = {"lab": page.lab, "part": opens_part, "runs-on": page.runs_on}
+        kind = " ".join(["page", f"depth-{page.depth}", *(name for name, is_so in kinds.items() if is_so)])
         article.attrib = {"class": kind, "id": anchor(page.docname)}
         _shift_headings(article, page.depth - 1)
         if page.lab and (heading := next(article.iter("h2"), None)) is not None:

@@ -92,13 +92,15 @@ class BookPdfBuilder(WholeBookBuilder):
     def _make_handbook(self) -> None:
         """The handbook, and its chapters out of the same pages."""
         only, pages = self.config.bookpdf_only, []
+        listed = chapters(self.env, self.config.root_doc)
         if not only:
             front = self._body(self.config.root_doc)
             pages += [] if is_empty(front) else [Page(self.config.root_doc, 1, front)]
         for part, order in self.reading_order.items():
             for name in order:
                 if not is_in_companion(self.env, name) and (not is_empty(body := self._body(name)) or name == part):
-                    pages.append(Page(name, 1 if name == part else 2, body))
+                    runs_on = part not in listed  # it has no PDF of its own
+                    pages.append(Page(name, 1 if name == part else 2, body, runs_on=runs_on))
         sources = self._sources(pages)
         body = join(pages, self.env.found_docs, self.labs, also=sources)
         articles = dict(zip((page.docname for page in pages), body, strict=True))
@@ -111,19 +113,18 @@ class BookPdfBuilder(WholeBookBuilder):
 
         def book() -> None:
             found = index_html(words, numbers)
-            listed = [
+            lists = [
                 section("List of labs", LIST, self.lab_list(self.labs, short_labs_html)),
                 section("Index", INDEX, found),
             ]
             left = (last + 1) % 2 == 0  # laid out behind an empty page, so that its margins are those of its side
-            back = lay_out(back_html("".join(listed), last + 1 - left, self.config, left=left), self.sheets, name)
+            back = lay_out(back_html("".join(lists), last + 1 - left, self.config, left=left), self.sheets, name)
             behind = {key: last + page - left for key, page in page_numbers(back).items()}
             self._write_book(document, name, title, "", contents, {**numbers, **behind}, back.pages[left:])
 
         def offprints() -> None:
             parts = [part for part in self.reading_order if part in articles]
             starts = [numbers[anchor(part)] for part in parts] + [last + 1]
-            listed = chapters(self.env, self.config.root_doc)
             cards = {} if only else drills(self, articles, numbers)
             for chapter, (first, end) in zip(parts, itertools.pairwise(starts), strict=True):
                 if chapter in listed:

@@ -30,8 +30,8 @@ def condense(page: ET.Element) -> None:
             _name_places(element)
         elif element.tag == "table" and "claims" in names:
             replace(owner[element], element, _claim_list(element))
-        elif "lab-card" in names:
-            _shorten_lab_card(element)
+        elif "lab-cards" in names:
+            _run_on(owner[element], element)
         elif "web-only" in names:
             replace(owner[element], element, None)
     _columns(page)
@@ -48,13 +48,15 @@ def _shorten_entry(entry: ET.Element) -> None:
             entry.remove(part)
 
 
-def _shorten_lab_card(card: ET.Element) -> None:
-    """Of a lab, in a chapter's list, its title and facts on one line; its question stands with it in the companion."""
-    facts = next(line for line in card if "lab-card-facts" in classes(line))
-    title = next(line for line in card if "lab-card-title" in classes(line))
-    facts.tag, facts.text = "small", f" {facts.text}"
-    title.append(facts)
-    card[:] = [title]
+def _run_on(section: ET.Element, cards: ET.Element) -> None:
+    """Of a chapter's labs the titles, one after the other, below a small heading; the rest is in the companion."""
+    heading = section[0]
+    heading.tag = "p"
+    heading.set("class", "rubric")
+    for number in [part for part in heading if "section-number" in classes(part)]:
+        replace(heading, number, None)
+    for card in cards:
+        card[:] = [line for line in card if "lab-card-title" in classes(line)]
 
 
 def _keep_inside(line: ET.Element) -> None:
@@ -94,14 +96,17 @@ def _name_places(evidence: ET.Element) -> None:
 
 
 def _claim_list(table: ET.Element) -> ET.Element:
-    """The claims as a list: what is said, whether NCCL is known to agree, on how many ranks it was shown, and where."""
+    """The claims as a list: what is said, on which page, where it holds if not on any backend, and on how many ranks."""
     listed = ET.Element("div", {"class": "claim-list"})
+    ET.SubElement(listed, "p").text = "Here, a claim that names no backend holds on any."
     for body in table.iter("tbody"):
         for row in body.iter("tr"):
             cells = row.findall("td")
             if cells:
                 line = ET.SubElement(listed, "p", {"class": "claim-row", "id": row.get("id", "")})
-                for cell in cells:
+                for place in cells[0].findall("a")[-1:]:
+                    place[:], place.text = [], ""  # its page number says enough
+                for cell in [cell for cell in cells if cell.text != "on any backend"]:
                     line.append(cell)
                     cell.tag, cell.tail = "span", " "
             else:
