@@ -95,6 +95,11 @@ def test_the_fonts_have_every_letter_of_the_book(texts):
     assert not any(missing.values()), f"cut the faces anew (handbook/_static/book.css says how): {missing}"
 
 
+def _let_scripts_come_late(page):
+    first = iter([0.5])
+    page.route("**/*.js*", lambda route: (sleep(next(first, 0)), route.continue_()))
+
+
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("width", [390, 1440])
@@ -111,7 +116,7 @@ def test_nothing_moves_once_a_page_has_come(browser, site, width):
         context = browser.new_context(viewport={"width": width, "height": 900})
         page = context.new_page()
         page.add_init_script(watch + TICKED)
-        page.route("**/*.js*", lambda route, late=iter([0.5]): (sleep(next(late, 0)), route.continue_()))
+        _let_scripts_come_late(page)
         page.goto(f"{site}/{path}")
         page.evaluate("() => document.fonts.ready.then(() => new Promise(done => setTimeout(done, 500)))")
         moved = page.evaluate("window.moved")
