@@ -5,6 +5,11 @@ import pytest
 import mutations
 
 
+def test_each_mutation_finds_its_claim_and_its_text():
+    """At once, so that who changes a program learns here that a mutation of it must change, too."""
+    assert mutations.read()
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1200)  # a test of each file of claims, which wait more than they compute
 def test_a_mutation_of_each_file_of_claims_is_caught():
