@@ -106,9 +106,12 @@ def _claim_list(table: ET.Element) -> ET.Element:
                 line = ET.SubElement(listed, "p", {"class": "claim-row", "id": row.get("id", "")})
                 for place in cells[0].findall("a")[-1:]:
                     place[:], place.text = [], ""  # its page number says enough
-                for cell in [cell for cell in cells if cell.text != "on any backend"]:
+                # what is said stands in the line itself: in a box of its own, WeasyPrint cuts names where the line ends
+                line.text = cells[0].text
+                line.extend(cells[0])
+                for cell in [cell for cell in cells[1:] if cell.text != "on any backend"]:
                     line.append(cell)
-                    cell.tag, cell.tail = "span", " "
+                    cell.tag, cell.text = "span", f" {cell.text or ''}"
             else:
                 title = ET.SubElement(listed, "p", {"class": "claim-group", "id": body.get("id", "")})
                 title.text = "".join(row.itertext())
