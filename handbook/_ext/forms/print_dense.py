@@ -96,7 +96,7 @@ def _name_places(evidence: ET.Element) -> None:
 
 
 def _claim_list(table: ET.Element) -> ET.Element:
-    """The claims as a list: what is said, on which page, where it holds if not on any backend, and on how many ranks."""
+    """The claims as a list: what is said, on which page, where it holds if not everywhere, on how many ranks."""
     listed = ET.Element("div", {"class": "claim-list"})
     ET.SubElement(listed, "p").text = "Here, a claim that names no backend holds on any."
     for body in table.iter("tbody"):
