@@ -8,12 +8,14 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from proof import proves, side_by_side
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -402,6 +404,49 @@ def test_a_generator_made_for_the_sample_does_not_depend_on_who_reads_it():
     assert seen[0] == seen[1] == seen[2]
 
 
+class Kept:
+    """What a data set may keep, and what reading it once costs the process that reads."""
+
+    def __init__(self, path):
+        self.names = [f"{i:080d}" for i in range(100_000)]
+        self.array, self.tensor, self.small = np.array(self.names, dtype="S"), torch.zeros(2), np.zeros(2)
+        self.map = np.load(path, mmap_mode="r+")
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, _):
+        before = own_bytes()
+        names = sum(map(len, self.names))
+        after_names = own_bytes()
+        assert names == 80 * int((self.array != b"").sum())
+        for kept in (self.tensor, self.small, self.map):
+            kept[0] = 1  # whoever sees it shares the memory
+        return after_names - before, own_bytes() - after_names
+
+
+def own_bytes():
+    """What this process has written to and shares with no other, as Linux counts it."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
+
+
+@proves("data-what-a-worker-copies")
+def test_what_a_worker_copies_of_the_data_set(tmp_path):
+    """A forked one a list that it reads, not an array; a spawned one gets copies, but for tensors."""
+    for context in ("fork", "forkserver", "spawn"):
+        np.save(tmp_path / "map.npy", np.zeros(2))
+        data = Kept(tmp_path / "map.npy")
+        (list_read, array_read), *_ = load(data, None, 1, context)
+        seen = data.tensor[0].item(), data.small[0], np.load(tmp_path / "map.npy")[0]
+        assert array_read < data.array.nbytes / 10
+        if context == "fork":
+            assert list_read > data.array.nbytes
+            assert seen == (0, 0, 1)
+        else:
+            assert seen == (1, 0, 0)
+
+
 @proves("setup-persistent-workers-keep-epoch")
 def test_persistent_workers_do_not_see_a_new_epoch():
     """``data.epoch = 1`` in the main process reaches workers that are forked anew, not those that stay."""
@@ -554,6 +599,39 @@ def reduced(metrics, hasty=()):
             return name, "Timed out" in str(error)
         totals[name] = total.item()
     return totals
+
+
+@proves("gathered-objects-are-padded")
+def test_gathered_objects_travel_as_bytes_of_the_longest():
+    """Two ranks, the longer object on rank 1: the sizes of the tensors in which the objects arrive."""
+
+    def worker(whole):
+        rank, arrived, objects = dist.get_rank(), [], [None, None]
+        all_gather, gather = c10d.all_gather, c10d.gather
+
+        def spy_all_gather(outputs, mine, **options):
+            arrived.append([one.numel() for one in outputs])
+            return all_gather(outputs, mine, **options)
+
+        def spy_gather(mine, gather_list=None, **options):
+            arrived.append([one.numel() for one in gather_list or []])
+            return gather(mine, gather_list, **options)
+
+        c10d.all_gather, c10d.gather = spy_all_gather, spy_gather
+        text = "x" * 10_000 * rank
+        if whole:
+            dist.all_gather_object(objects, text)
+        else:
+            dist.gather_object(text, objects if rank == 0 else None)
+        lengths, texts = arrived
+        assert lengths == [1, 1]
+        return texts, [len(one or "") for one in objects]
+
+    first, second = launch(worker, 2, False, env=ON_CPU)
+    assert second == ([], [0, 0])
+    for texts, objects in (first, *launch(worker, 2, True, env=ON_CPU)):
+        assert texts[0] == texts[1] > 10_000
+        assert objects == [0, 10_000]
 
 
 @proves("setup-metric-names-must-agree")
