@@ -138,6 +138,61 @@ def test_two_forwards_then_two_backwards_synchronize_once():
         assert launch(worker, ranks) == [(1, mean, mean + 1.0 + rank, 2 * mean) for rank in range(ranks)]
 
 
+@proves("backward-per-head")
+def test_a_backward_for_each_head_raises_or_stays_local():
+    """Two heads on one encoder, two ranks, at the defaults and with each of the options that silence the error."""
+
+    def worker(options):
+        model = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("encoder", "first", "second")}).to(device())
+
+        class Heads(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.parts = model
+
+            def forward(self, x):
+                code = self.parts["encoder"](x)
+                return self.parts["first"](code), self.parts["second"](code)
+
+        ddp = DistributedDataParallel(Heads(), **options)
+        first, second = ddp(torch.full((1, 2), dist.get_rank() + 1.0, device=device()))
+        first.sum().backward(retain_graph=True)
+        try:
+            second.sum().backward()
+        except RuntimeError as error:
+            return str(error)
+        return model["encoder"].weight.grad.tolist()
+
+    for message in launch(worker, 2, {}):
+        assert "Expected to mark a variable ready only once" in message
+    for options in ({"find_unused_parameters": True}, {"static_graph": True}):
+        one, other = launch(worker, 2, options)
+        assert isinstance(one, list)
+        assert one != other
+
+
+@proves("static-graph-first-backward-synchronizes")
+def test_a_static_graph_wants_a_first_backward_that_synchronizes():
+    """Two accumulation steps: the backward under ``no_sync`` raises if it is the first of all."""
+
+    def worker(first_synchronizes):
+        ddp, x = DistributedDataParallel(nn.Linear(2, 1).to(device()), static_graph=True), torch.ones(1, 2).to(device())
+        if first_synchronizes:
+            ddp(x).sum().backward()
+        try:
+            for _ in range(2):
+                with ddp.no_sync():
+                    ddp(x).sum().backward()
+                ddp(x).sum().backward()
+        except RuntimeError as error:
+            return str(error)
+        return "nothing raised"
+
+    assert launch(worker, 2, True) == ["nothing raised"] * 2
+    for message in launch(worker, 2, False):
+        assert message.startswith("expect_autograd_hooks_ INTERNAL ASSERT FAILED")
+
+
 def accumulate(ddp, batches, loss_of):
     """Add up the gradient of the mean loss over ``batches``; synchronize once, with the last of them."""
     for i, batch in enumerate(batches):
