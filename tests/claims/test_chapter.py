@@ -143,18 +143,13 @@ def test_a_backward_for_each_head_raises_or_stays_local():
     """Two heads on one encoder, two ranks, at the defaults and with each of the options that silence the error."""
 
     def worker(options):
-        model = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("encoder", "first", "second")}).to(device())
-
-        class Heads(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.parts = model
-
+        class Heads(nn.ModuleDict):
             def forward(self, x):
-                code = self.parts["encoder"](x)
-                return self.parts["first"](code), self.parts["second"](code)
+                code = self["encoder"](x)
+                return self["first"](code), self["second"](code)
 
-        ddp = DistributedDataParallel(Heads(), **options)
+        model = Heads({name: nn.Linear(2, 2) for name in ("encoder", "first", "second")}).to(device())
+        ddp = DistributedDataParallel(model, **options)
         first, second = ddp(torch.full((1, 2), dist.get_rank() + 1.0, device=device()))
         first.sum().backward(retain_graph=True)
         try:
