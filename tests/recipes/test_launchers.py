@@ -22,7 +22,7 @@ CLEAN = {name: text for name, text in os.environ.items() if not name.startswith(
 
 def python(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], cwd=FOLDER, env=CLEAN, capture_output=True, text=True, timeout=100
+        [sys.executable, *command], cwd=FOLDER, env=CLEAN, capture_output=True, text=True, timeout=170
     )
 
 
@@ -62,7 +62,7 @@ def test_notebook(tmp_path: Path) -> None:
     notebook = nbformat.read(FOLDER / "notebook.ipynb", as_version=4)
     env = {"PATH": PATH, "OMP_NUM_THREADS": "1"}
     client = nbclient.NotebookClient(
-        notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=170, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute(env={**CLEAN, **env})
     trained, _, summed, gradients, spawned = [
