@@ -11,7 +11,7 @@ from .print_tree import classes, parents, replace, walk
 # Of an error entry, how it was reproduced and where the documentation is; a reference to a page of this book stays.
 _ON_THE_WEB = ("Run", "Each rank", "To be sure")
 _GRADE = re.compile(r"ddplab grade (\S+) ")
-_LOOKED_UP = {"error-entry", "glossary", "citation-list", "claim-group", "claim-row", "asked-questions"}
+_LOOKED_UP = {"error-entry", "glossary", "citation-list", "claim-group", "claim-row", "asked-questions", "further-reading"}
 
 
 def condense(page: ET.Element) -> None:
