@@ -46,6 +46,16 @@ def test_cards_of_a_row_stand_in_columns_and_name_places_not_claims():
     assert [text_of(evidence) for evidence in by_class(page, "card-evidence")] == ["ELab · Here"] * 3
 
 
+def test_further_reading_goes_on_in_the_columns_of_the_bibliography():
+    reading = (
+        '<section class="further-reading"><h2>Further reading</h2><section><h3>DDP</h3><p>Li</p></section></section>'
+    )
+    page = parse(f'<section><h1>Bibliography</h1><div class="citation-list"><p>[1]</p></div>{reading}</section>')
+    condense(page)
+    (columns,) = by_class(page, "two-columns")
+    assert text_of(columns) == "[1]Further readingDDPLi"
+
+
 def test_claims_are_a_list_that_links_lead_into():
     row = '<tr id="c--proof-a"><td>It holds. <a href="#t">in the text</a></td><td>on gloo</td><td>✓ 2 ranks</td></tr>'
     row += '<tr><td>It holds. <a href="#u">in the text</a></td><td>on any backend</td><td>✓ 3 ranks</td></tr>'

@@ -11,7 +11,15 @@ from .print_tree import classes, parents, replace, walk
 # Of an error entry, how it was reproduced and where the documentation is; a reference to a page of this book stays.
 _ON_THE_WEB = ("Run", "Each rank", "To be sure")
 _GRADE = re.compile(r"ddplab grade (\S+) ")
-_LOOKED_UP = {"error-entry", "glossary", "citation-list", "claim-group", "claim-row", "asked-questions", "further-reading"}
+_LOOKED_UP = {
+    "error-entry",
+    "glossary",
+    "citation-list",
+    "claim-group",
+    "claim-row",
+    "asked-questions",
+    "further-reading",
+}
 
 
 def condense(page: ET.Element) -> None:
@@ -135,7 +143,9 @@ def _columns(owner: ET.Element) -> None:
 
 def _is_looked_up(element: ET.Element) -> bool:
     """Whether it is a card, a term, a function of the kit, or a section of nothing but such, cards excepted."""
+    if classes(element) & {"card", *_LOOKED_UP}:
+        return True
     if element.tag == "section" and element.find("h1") is None:
         within = [child for child in element if not re.fullmatch("h[1-6]", child.tag)]
         return bool(within) and all(_is_looked_up(child) and "card" not in classes(child) for child in within)
-    return bool(classes(element) & {"card", *_LOOKED_UP}) or (element.tag == "dl" and "py" in classes(element))
+    return element.tag == "dl" and "py" in classes(element)
