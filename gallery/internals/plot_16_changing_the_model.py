@@ -3,7 +3,7 @@ Changing a wrapped model
 ========================
 
 You freeze a layer, add an adapter, or convert the model to another type: what does the wrapper notice?
-This lab makes six changes to a model that is wrapped already, and looks at the gradients of the ranks.
+This lab makes seven changes to a model that is wrapped already, and looks at the gradients of the ranks.
 It serves :ref:`internals-changing`.
 
 DDP puts its hooks on the parameters that it finds in the constructor, and does not look again.
@@ -13,8 +13,8 @@ Keep in mind: after you change which parameters there are, or what they are, wra
 """
 
 # %%
-# Six changes
-# -----------
+# Seven changes
+# -------------
 # The model has three layers, of which the middle one is frozen from the start.
 # Each change is one line, made on every rank alike.
 
@@ -38,6 +38,7 @@ class Net(nn.Module):
 
 
 CHANGES = {
+    "set values in place": lambda net: net.first.weight.detach().fill_(0.5),
     "freeze a layer": lambda net: net.first.requires_grad_(False),
     "unfreeze a layer": lambda net: net.middle.requires_grad_(True),
     "add a layer": lambda net: setattr(net, "added", nn.Linear(4, 1).to(device())),
@@ -94,6 +95,7 @@ def layers_apart(of_ranks):
 # For each change: the layers whose weights and whose gradients differ between ranks, and what was raised.
 
 EXPECTED = {
+    "set values in place": ([], [], "nothing"),
     "freeze a layer": ([], ["last"], "forward 3 raises"),
     "unfreeze a layer": ([], ["middle"], "nothing"),
     "add a layer": (["added"], ["added"], "nothing"),
@@ -123,6 +125,7 @@ for name, (weights, gradients, raised) in table(2, False).items():
 assert table(3, False) == EXPECTED
 
 # %%
+# New values in the same parameters change nothing for DDP, if each rank sets the same.
 # What raises does so one forward late, as with any unused parameter.
 # What raises nothing is worse: the hooks sit on the gradient accumulators that each parameter had when it was wrapped, and a change of type gives every parameter a new one.
 # DDP then waits for no gradient and reduces none.

@@ -24,7 +24,7 @@ def run_lab(script):
 @proves("changes-after-wrapping")
 @proves("wrap-again-after-a-change")
 def test_changing_the_model():
-    """Six changes to a wrapped model on 2 and 3 ranks, and the same with a new wrapper behind each."""
+    """Seven changes to a wrapped model on 2 and 3 ranks, and the same with a new wrapper behind each."""
     run_lab("internals/plot_16_changing_the_model.py")
 
 

@@ -140,6 +140,33 @@ def test_a_checkpointed_layer_that_runs_twice():
             assert gap(launch(worker, 2, layer_before, reentrant, options)) == 0
 
 
+@proves("fault-ready-twice-by-two-forwards")
+def test_two_forwards_through_different_branches_before_one_backward():
+    """With the search for unused parameters it raises; without it, or in one forward, ranks agree."""
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.head = (nn.Linear(3, 3) for _ in range(3))
+
+        def forward(self, x, names):
+            return sum(self.head(getattr(self, name)(x)).square().mean() for name in names)
+
+    def worker(calls, find_unused):
+        torch.manual_seed(0)
+        model = DDP(Branches().to(device()), find_unused_parameters=find_unused)
+        x = torch.full((2, 3), 1.0 + dist.get_rank()).to(device())
+        sum(model(x, names) for names in calls).backward()
+        return flat_gradients(model)
+
+    for calls in (["a", "b"], ["b", "a"]):
+        for e in postmortem(worker, 2, calls, True):
+            assert e.how == "raised"
+            assert "Expected to mark a variable ready only once" in e.error
+        assert gap(launch(worker, 2, calls, False)) == 0
+    assert gap(launch(worker, 2, ["ab"], True)) == 0
+
+
 @proves("fault-modified-in-place")
 def test_a_second_forward_changes_what_the_first_backward_reads():
     """The gradient of the first output, with and without a second forward that has no part in it."""
