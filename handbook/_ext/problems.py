@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+import tomllib  # type: ignore[import-not-found]  # the book is built with 3.11 or newer; the kit runs on 3.10
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 
@@ -31,6 +33,19 @@ class Problem:
 
     location: str | tuple[str, int]
     message: str
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a data file of the book holds.
+
+    Raises:
+        BuildError: it is not TOML, or not utf-8. The message has the file and, as far as the parser tells, the line.
+    """
+    try:
+        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BuildError(f"{path.name}: {error}") from None
+    return content
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

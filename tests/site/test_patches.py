@@ -1,4 +1,4 @@
-"""A library that is not as the book's code assumes ends the build with one line that says what to install."""
+"""A library or a data file that is not as the book's code assumes ends the build with one line that says what to do."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from sphinx.util.parallel import ParallelTasks
 from tiny_book import TinyBook, evidence
 
 from _ext.forms.patches import drop_links_out_of, end_on_failed_pages, page_references_listed_once
-from _ext.problems import BuildError
+from _ext.problems import BuildError, read_toml
 
 
 def refusal(library: str, assumption: str) -> str:
@@ -28,6 +28,16 @@ def test_highlighting_of_another_kind(tmp_path: Path, monkeypatch: pytest.Monkey
     book.write("conf.py", "extensions = ['myst_parser', '_ext.forms.patches']\n")
     book.chapters(first="Text.")
     assert re.search(refusal("Sphinx", r"PygmentsBridge\.html_formatter is not"), book.build().error)
+
+
+def test_a_data_file_that_is_not_toml_is_named_with_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "search.toml"
+    file.write_text('[sections]\nhang = "stuck"\nhang = "waits"\n')
+    with pytest.raises(BuildError, match=r"^search\.toml: .*line 3"):
+        read_toml(file)
+    file.write_bytes(b'hang = "\xff"\n')
+    with pytest.raises(BuildError, match=r"^search\.toml: .*byte 0xff"):
+        read_toml(file)
 
 
 def broken(number: int) -> None:

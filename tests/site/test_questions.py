@@ -69,7 +69,8 @@ def test_the_page_lists_each_answered_question_once_with_its_link(front, site):
 
 def test_every_question_is_whole_and_has_its_own_thread_and_name():
     for one in ANSWERED:
-        assert one["words"] and len(set(one["words"])) == len(one["words"]), one["id"]
+        assert one["words"], one["id"]
+        assert len(set(one["words"])) == len(one["words"]), one["id"]
     for one in QUESTIONS:
         assert one["thread"].startswith(("https://", "http://")), one["id"]
         assert one["question"].endswith(("?", ".")), one["id"]

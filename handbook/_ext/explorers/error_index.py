@@ -45,6 +45,11 @@ _ROLES = {
 }
 
 
+_GROUP = re.compile(r"(?<!\\)\((?:[^()\\]|\\.)*\)")  # without a group inside
+_VARIES = re.compile(r"\[(?:[^]\\]|\\.)*\]|\\[wWsSdDbB]|(?<!\\)[.^$]")
+_REPEATED = re.compile(r"(?:\0|\\.|[^\\])(?:[*?]|\{\d*,?\d*\})\??")
+
+
 class error_entry(nodes.container):  # noqa: N801  docutils names nodes so
     """The body of an entry, which pages and flashcards are made from; attributes ``entry_id`` and ``says``.
 
@@ -53,9 +58,25 @@ class error_entry(nodes.container):  # noqa: N801  docutils names nodes so
     """
 
 
+def _fixed(regex: re.Pattern[str] | None, needle: str) -> list[str]:
+    """What every match of the expression has, in words of four letters or more, beside the needle."""
+    source = regex.pattern if regex else ""
+    while (fewer := _GROUP.sub("\0", source)) != source:
+        source = fewer
+    if "|" in source:  # a choice at the top has nothing that is always there
+        return []
+    plain = _REPEATED.sub("\0", _VARIES.sub("\0", source))
+    pieces = (re.sub(r"\\(.)", r"\1", piece).strip() for piece in re.split(r"\0\+?", plain))
+    return [piece for piece in pieces if len(piece) >= 4 and piece not in needle]
+
+
 def literal_parts(entry: Entry) -> list[list[str]]:
     """What a line of a log has if it is this message: all pieces of one of the lists."""
-    found = [[match.needle] for match in entry.matches if len(match.needle) >= 8]  # shorter ones are words
+    found = [
+        [match.needle, *(_fixed(match.regex, match.needle) if len(match.needle) < 24 else ())]  # long ones say enough
+        for match in entry.matches
+        if len(match.needle) >= 8  # shorter ones are words
+    ]
     for line in entry.message.splitlines():
         pieces = [piece.strip() for piece in re.split(r"<[^<>]*>|…", line)]
         pieces = [piece for piece in pieces if len(piece) >= 4]

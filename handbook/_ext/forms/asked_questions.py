@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import tomllib  # type: ignore[import-not-found]  # the book is built with 3.11 or newer; the kit runs on 3.10
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+from ..problems import read_toml
 
 FILE = "../tests/site/questions.toml"  # from the handbook's folder; the search knows them, and a test asks it for each
 _CODE = re.compile(
@@ -37,7 +38,7 @@ class AskedQuestions(SphinxDirective):
 def questions(srcdir: str | Path) -> tuple[Path, list[dict[str, Any]]]:
     """The file of the questions, and what it holds; nothing if a book has none."""
     path = Path(srcdir, FILE).resolve()
-    return path, tomllib.loads(path.read_text(encoding="utf-8"))["question"] if path.is_file() else []
+    return path, read_toml(path)["question"] if path.is_file() else []
 
 
 def _target(one: dict[str, Any]) -> str:

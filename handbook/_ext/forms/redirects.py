@@ -11,10 +11,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import tomllib  # type: ignore[import-not-found]  # the book is built with 3.11 or newer; the kit runs on 3.10
 from sphinx.application import Sphinx
 
-from ..problems import BuildError
+from ..problems import BuildError, read_toml
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><link rel="canonical" href="{to}">
@@ -34,7 +33,7 @@ def write_pages(app: Sphinx, exception: Exception | None) -> None:
     if exception or app.builder.name != "html" or not file.is_file():
         return
     labels = app.env.domains.standard_domain.anonlabels
-    for old, facts in tomllib.loads(file.read_text(encoding="utf-8")).items():
+    for old, facts in read_toml(file).items():
         if old in app.env.found_docs:
             raise BuildError(f"{file.name}: the book has a page {old!r}; take it out")
         unknown = [label for label in facts.get("labels", ()) if label not in labels]

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import tomllib  # type: ignore[import-not-found]  # the book is built with 3.11 or newer; the kit runs on 3.10
 from docutils import nodes
 from sphinx.application import Sphinx
 
@@ -23,7 +22,7 @@ from ddplab.diagnose.entry import entries
 
 from ..explorers.error_index import error_entry
 from ..explorers.error_pages import pages
-from ..problems import BuildError
+from ..problems import BuildError, read_toml
 from .asked_questions import questions
 
 TEXT_LENGTH = 1500  # characters of a section that are searched; what a section is about stands at its start
@@ -117,7 +116,7 @@ def write_file(app: Sphinx, exception: Exception | None) -> None:
     if exception or app.builder.name != "html":
         return
     words = Path(app.srcdir, "search.toml")
-    known = tomllib.loads(words.read_text(encoding="utf-8")) if words.is_file() else {"words": {}, "sections": {}}
+    known = read_toml(words) if words.is_file() else {"words": {}, "sections": {}}
     own = pages(app.env)
     answers = defaultdict(list)
     for one in questions(app.srcdir)[1]:
