@@ -28,6 +28,12 @@ def test_the_section_that_answers_is_among_the_first_three(front):
     assert not missed
 
 
+def test_words_that_a_message_shares_with_a_question_are_not_the_message(front):
+    asked = "does torch.distributed.launch read the port from an environment variable?"
+    hits = front.evaluate("async (query) => await ddpSearch(query, 3)", asked)
+    assert not {"error-dist-deprecated", "error-env-variable-missing"} & {name for hit in hits for name in hit["ids"]}
+
+
 def test_the_overlay_opens_at_a_key_and_leads_to_the_section(front):
     front.keyboard.press("/")
     front.keyboard.type("flight recorder")
