@@ -11,8 +11,8 @@ import pytest
 from slurm import Slurm, readers_folder
 
 Finished = Callable[[str, int], dict[int, str]]
-pytestmark = pytest.mark.full
-LIMIT_S = 100  # a job takes 5 to 15 s on two free cores; no result depends on it
+LIMIT_S = 300  # a job takes 5 to 15 s on two free cores, many times that on busy ones; no result depends on it
+pytestmark = [pytest.mark.full, pytest.mark.timeout(4 * LIMIT_S)]  # a test waits for up to three things
 
 
 def hashes(said: str) -> dict[int, str]:
