@@ -10,9 +10,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import tomllib  # type: ignore[import-not-found]  # the book is built with 3.11 or newer; the kit runs on 3.10
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
+
+from ddplab.diagnose import tables
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +43,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         BuildError: it is not TOML, or not utf-8. The message has the file and, as far as the parser tells, the line.
     """
     try:
-        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tables.read_toml(path)
+    except ValueError as error:
         raise BuildError(f"{path.name}: {error}") from None
-    return content
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
-from ddplab.diagnose.entry import FOLDER, Entry, EntryError, entries
+from ddplab.diagnose.entry import FOLDER, Entry, EntryError, Match, entries
 
 from ..evidence import labs
 from ..markup import cross_reference, has_folds
@@ -58,22 +58,24 @@ class error_entry(nodes.container):  # noqa: N801  docutils names nodes so
     """
 
 
-def _fixed(regex: re.Pattern[str] | None, needle: str) -> list[str]:
-    """What every match of the expression has, in words of four letters or more, beside the needle."""
-    source = regex.pattern if regex else ""
+def _fixed(match: Match) -> list[str]:
+    """What every line of a match with a short needle has beside the needle, in pieces of four letters or more."""
+    if match.regex is None or len(match.needle) >= 24:  # long ones say enough
+        return []
+    source = match.regex.pattern
     while (fewer := _GROUP.sub("\0", source)) != source:
         source = fewer
     if "|" in source:  # a choice at the top has nothing that is always there
         return []
     plain = _REPEATED.sub("\0", _VARIES.sub("\0", source))
     pieces = (re.sub(r"\\(.)", r"\1", piece).strip() for piece in re.split(r"\0\+?", plain))
-    return [piece for piece in pieces if len(piece) >= 4 and piece not in needle]
+    return [piece for piece in pieces if len(piece) >= 4 and piece not in match.needle]
 
 
 def literal_parts(entry: Entry) -> list[list[str]]:
     """What a line of a log has if it is this message: all pieces of one of the lists."""
     found = [
-        [match.needle, *(_fixed(match.regex, match.needle) if len(match.needle) < 24 else ())]  # long ones say enough
+        [match.needle, *_fixed(match)]
         for match in entry.matches
         if len(match.needle) >= 8  # shorter ones are words
     ]
