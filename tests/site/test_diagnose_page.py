@@ -263,13 +263,14 @@ def test_no_answer_shows_raw_markup(page):
     assert not [(name, text) for name, text in shown if raw.search(text)]
 
 
-def test_the_text_survives_a_reload_only_on_request(page):
+def test_the_text_is_kept_in_the_tab_only_on_request(page):
     box, keep = page.locator("textarea"), page.get_by_label("Keep the text in this tab")
     assert not keep.is_checked()
     for kept, text in ((True, "the log\n"), (False, "")):
         box.fill("the log\n")
         keep.set_checked(kept)
-        page.reload()
+        # The element starts anew, as after a reload, to which a busy Chromium once gave no storage at all.
+        page.evaluate("() => { const one = document.querySelector('ddp-diagnose'); one.outerHTML = one.outerHTML; }")
         assert (box.input_value(), keep.is_checked()) == (text, kept)
 
 
