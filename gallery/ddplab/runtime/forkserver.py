@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
+import os
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from typing import Any
 CONTEXT = multiprocessing.get_context("forkserver")
 ONE_AT_A_TIME = threading.RLock()  # launches may run in several threads; cloudpickle and multiprocessing would not
 _LASTING_THREAD = ThreadPoolExecutor(1)  # the fork server dies with the thread that started it
+_started_by: int | None = None  # the process whose fork server it is
 
 
 def start_fork_server() -> None:
@@ -27,12 +29,15 @@ def start_fork_server() -> None:
 
     It ignores Ctrl-C, which is for this process.
     """
+    global _started_by
     CONTEXT.set_forkserver_preload(["ddplab.runtime.preload"])
     if threading.current_thread() is not threading.main_thread():
         _LASTING_THREAD.submit(multiprocessing.forkserver.ensure_running).result()
         return
-    with _on_ctrl_c(signal.SIG_IGN):  # inherited
+    # What is ignored is inherited, and a Ctrl-C that comes meanwhile is lost: so only for the start itself.
+    with ctrl_c_waits() if _started_by == os.getpid() else _on_ctrl_c(signal.SIG_IGN):
         multiprocessing.forkserver.ensure_running()
+    _started_by = os.getpid()
 
 
 def forked(target: Callable[..., None], *args: Any) -> multiprocessing.process.BaseProcess:
