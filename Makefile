@@ -11,7 +11,7 @@ FRONT  = $(shell sed -n 's/^labs_default_edition = "\(.*\)"/\1/p' conf.py)
 BESIDE = $(if $(EDITION),,$(filter-out $(FRONT),$(patsubst gallery/editions/%/manifest.json,%,$(wildcard gallery/editions/*/manifest.json))))
 SWITCH = $(if $(BESIDE),-D labs_editions=all)
 # Tests wait more than they compute: two for each core.
-PARALLEL = -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') * 2 ))
+PARALLEL = --dist loadgroup -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') * 2 ))
 # What is installed: "book" reads it (no torch), "labs" runs it, "test" has everything.
 ready  = $(if $(filter $(VENV)/%,$(PY)),$(VENV)/$(1))
 # What was built is put beside the web pages, and listed on the first of them.
@@ -31,7 +31,8 @@ $(VENV)/pip: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/book $(VENV)/labs $(VENV)/test: $(VENV)/%: $(VENV)/pip
-	$(VENV)/bin/pip install --quiet $(if $(WHEELS),--no-index --find-links "$(WHEELS)") -c $(if $(TORCH),$(VENV)/)constraints.txt -e ".[$*]"
+	@echo "installing the packages of [$*] into $(VENV)$(if $(filter book,$*),, (torch is among them: minutes, and gigabytes with CUDA))"
+	$(VENV)/bin/pip install --disable-pip-version-check $(if $(WHEELS),--no-index --find-links "$(WHEELS)") -c $(if $(TORCH),$(VENV)/)constraints.txt -e ".[$*]"
 	@touch $@ $(if $(filter test,$*),$(VENV)/book $(VENV)/labs)
 
 html: $(call ready,book) ## the book for a browser: _build/html/index.html (EDITION=name renders that edition, SITE=https://… names its host)
@@ -72,10 +73,10 @@ edition-unpack: $(call ready,book) ## check such a file, and put its edition bes
 	@test -n "$(FILE)" || { echo "make edition-unpack needs a file, such as: make edition-unpack FILE=h200.zip"; exit 2; }
 	$(kit) edition unpack $(FILE) $(if $(REPLACE),--replace)
 
-test: $(call ready,test) ## every claim on real ranks, and a sample of the rest: a few minutes
-	$(PY) -m pytest $(PARALLEL) -m "not full" --durations=20
+test: $(call ready,test) $(if $(FULL),all,html) ## claims whose record does not stand, and a sample of the rest; FULL=1: all the rest
+	$(PY) -m pytest $(PARALLEL) --records $(if $(FULL),,-m "not full") --durations=20
 
-test-all: $(call ready,test) ## every test; REQUIRE_ALL=1 forbids skips for a missing browser, Pango, poppler or epubcheck
+test-all: $(call ready,test) all ## every test; REQUIRE_ALL=1 forbids skips for a missing browser, Pango, poppler or epubcheck
 	$(PY) -m pytest $(PARALLEL) --durations=20
 
 check: $(call ready,test) ## ruff, mypy, spelling, prose rules; internal links are checked by every build (-W)

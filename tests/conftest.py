@@ -1,4 +1,4 @@
-"""What tests of several folders ask for: the built forms of the book, a browser, machines.
+"""What tests of several folders ask for: the built forms of the book, a browser, machines; and which of them run.
 
 What only some tests need (playwright, xdist) is imported where it is used: a cluster records an edition without it.
 """
@@ -6,8 +6,10 @@ What only some tests need (playwright, xdist) is imported where it is used: a cl
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
@@ -17,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddplab.labs.machines import NamespaceError, Nodes
+from ddplab.recording.claims import standing
 from ddplab.runtime.needs import NotShownHere
-from tools import ROOT, make, missing, need, need_pango, not_for_readers
+from tools import ROOT, built, missing, need
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-    from xdist.scheduler import LoadScopeScheduling
 
 # Tests share the cores: one rank that computed with as many threads as there are cores, beside others, waits for
 # threads that do not run (40 steps took minutes).
@@ -31,13 +33,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What tests start can be interrupted, also if they run in the background of a shell, which then ignores Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+LEFT_OUT = pytest.StashKey[list[str]]()  # names of test functions
+FAILED = pytest.StashKey[dict[int, tuple[str, BaseException]]]()  # what went wrong before a test -> the first it ended
+
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """What torch, torchrun and others leave in the folder for temporary files goes with the tests."""
-    if hasattr(config, "workerinput"):
-        return  # a process of xdist inherits the folder
+    if hasattr(config, "workerinput"):  # a process of xdist
+        config.stash[LEFT_OUT] = config.workerinput["left_out"]
+        return  # it inherits the folder
+    config.stash[LEFT_OUT] = _left_out() if config.getoption("--records") else []
     before = tempfile.gettempdir()
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", before)  # pytest's own folders stay, for who looks into a failure
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="ddplab-tests-")
@@ -45,16 +52,53 @@ def pytest_configure(config: pytest.Config) -> None:
     Finalize(None, shutil.rmtree, args=(tempfile.tempdir, True), exitpriority=-200)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--records``, with which `make test` leaves out what an edition shows already."""
+    parser.addoption("--records", action="store_true", help="leave out the claims whose committed record stands")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out recorded claims if asked; a file stays in one process, unless its tests stand ``apart``."""
+    left_out = set(config.stash[LEFT_OUT])
+    deselected = [item for item in items if item.nodeid.split("[")[0] in left_out]
+    if deselected:
+        items[:] = [item for item in items if item not in set(deselected)]
+        config.hook.pytest_deselected(items=deselected)
+    for item in items:
+        if not item.get_closest_marker("apart"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say which claims were not run."""
+    if config.getoption("--records"):
+        count = len(config.stash[LEFT_OUT])
+        terminalreporter.write_line(f"{count} tests of claims stand as recorded; to run them, too: make test-all")
+
+
+def _left_out() -> list[str]:
+    """The tests whose records stand, less 3 % that the commit chooses, so that no record stands for ever unseen."""
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    chosen = random.Random(asked.stdout)
+    return [test for test in sorted(standing(ROOT)) if chosen.random() >= 0.03]
+
+
 @pytest.hookimpl(optionalhook=True)  # there is none without xdist
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """With several processes, a file stays in one of them, and all that reads the built book in the same one."""
-    from xdist.scheduler import LoadScopeScheduling
+def pytest_configure_node(node: Any) -> None:
+    """All processes leave out the same."""
+    node.workerinput["left_out"] = node.config.stash[LEFT_OUT]
 
-    class Rooms(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return "book" if nodeid.startswith(("tests/site", "tests/print")) else nodeid.split("::")[0]
 
-    return Rooms(config, log)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item):
+    """A fixture that failed fails the test that asked first; those that share it are skipped."""
+    try:
+        return (yield)
+    except (Exception, pytest.fail.Exception) as error:
+        first = item.session.stash.setdefault(FAILED, {}).setdefault(id(error), (item.nodeid, error))[0]
+        if first != item.nodeid:
+            pytest.skip(f"what it stands on failed in {first}")
+        raise
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,35 +113,26 @@ def pytest_runtest_call(item: pytest.Item):
 
 @pytest.fixture(scope="session")
 def html() -> Path:
-    """The folder of the built web pages, brought up to date once for all tests that read them.
-
-    Built as on a reader's machine, which has neither torch nor what only labs and tests import.
-    """
-    make("html", PYTHONPATH=str(ROOT / "tests" / "reader"), NOT_FOR_READERS=" ".join(not_for_readers()))
-    return ROOT / "_build" / "html"
+    """The folder of the web pages."""
+    return built("html")
 
 
 @pytest.fixture(scope="session")
 def pdf() -> Path:
-    """The folder of the built PDFs."""
-    need_pango()
-    make("pdf")
-    return ROOT / "_build" / "pdf"
+    """The folder of the PDFs."""
+    return built("pdf")
 
 
 @pytest.fixture(scope="session")
 def epub() -> Path:
-    """The built EPUB."""
-    make("epub")
-    return ROOT / "_build" / "epub" / "ddp-handbook.epub"
+    """The EPUB."""
+    return built("epub/ddp-handbook.epub")
 
 
 @pytest.fixture(scope="session")
 def slides() -> Path:
-    """The folder of the built decks."""
-    need_pango()
-    make("slides")
-    return ROOT / "_build" / "slides"
+    """The folder of the decks."""
+    return built("slides")
 
 
 @pytest.fixture(scope="session")

@@ -1,24 +1,24 @@
-"""What tests need of the system: tools that may be missing, and `make`, run as a user would."""
+"""What tests share: tools that may be missing, forms of the book that are built already, and how long they wait."""
 
 import os
 import re
 import shutil
-import signal
-import subprocess
+import tempfile
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from filelock import FileLock
 
 from ddplab import cli
 from ddplab.grading.ports import free_port  # noqa: F401  (tests ask for it here)
 
 ROOT = Path(__file__).parents[1]
+# The one bound of all that a test waits for; only what hangs comes near it, even on a machine that is ten times slower.
+# pytest's own limit, in pyproject.toml, is longer, so that the wait that failed is the one that says so.
+PATIENCE_S = 900.0
 
 
 def need(tool: str, package: str) -> str:
@@ -36,7 +36,7 @@ def missing(what: str) -> None:
     pytest.skip(what)
 
 
-def wait_until(condition: Callable[[], object], bound_s: float = 150) -> object:
+def wait_until(condition: Callable[[], object], bound_s: float = PATIENCE_S) -> object:
     """Wait for an event, and return what the condition gave last; the bound is for one that never comes."""
     deadline = time.monotonic() + bound_s
     while not (found := condition()) and time.monotonic() < deadline:
@@ -69,23 +69,32 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return said.err
 
 
-def make(target: str, **environment: str) -> None:
-    """Bring one form of the book up to date, as a user would."""
-    with subprocess.Popen(
-        ["make", target],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            said, _ = process.communicate(timeout=1800)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # make, Sphinx and the ranks' fork server
-            raise
-    assert process.returncode == 0, f"make {target} failed:\n{said[-4000:]}"
+def built(form: str) -> Path:
+    """What ``make all`` left in ``_build`` before the tests, which only read it."""
+    path = ROOT / "_build" / form
+    assert path.exists(), f"_build/{form} is not built: run `make all` first (`make test` builds what it needs)"
+    return path
+
+
+def built_once(name: str, build: Callable[[Path], object]) -> Path:
+    """A folder that ``build`` filled, once for all processes of a test run.
+
+    Where it fails, the test that asked first shows why, and those of other processes are skipped: the hook in
+    ``conftest.py`` does the same for those of its own.
+    """
+    folder = Path(tempfile.gettempdir(), "built-once", name)
+    folder.parent.mkdir(exist_ok=True)
+    ready, failed = folder.with_suffix(".ready"), folder.with_suffix(".failed")
+    with FileLock(folder.with_suffix(".lock")):
+        if failed.exists():
+            pytest.skip(f"{name} could not be built: see {failed.read_text()}")
+        if not ready.exists():
+            folder.mkdir()
+            failed.write_text(os.environ.get("PYTEST_CURRENT_TEST", "the first test that needs it"))
+            build(folder)
+            failed.unlink()
+            ready.touch()
+    return folder
 
 
 def need_pango() -> None:
@@ -93,18 +102,3 @@ def need_pango() -> None:
 
     if ctypes.util.find_library("pango-1.0") is None:
         missing("Pango is not installed (Debian package: libpango-1.0-0)")
-
-
-def not_for_readers() -> list[str]:
-    """The modules that ``pip install ddplab[book]`` does not bring: torch, and what only labs and tests import."""
-    wanted, waiting = set[tuple[str, str]](), [("ddplab", ""), ("ddplab", "book")]
-    while waiting:
-        name, extra = waiting.pop()
-        wanted.add((name, extra))
-        for requirement in map(Requirement, metadata.requires(name) or ()):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                found = {(canonicalize_name(requirement.name), one) for one in ("", *requirement.extras)}
-                waiting += found - wanted
-    names = {name for name, _ in wanted}
-    brought = metadata.packages_distributions()
-    return sorted(module for module, by in brought.items() if not names & {canonicalize_name(one) for one in by})

@@ -10,6 +10,7 @@ import ast
 import datetime
 import functools
 import os
+import re
 import tempfile
 import threading
 import time
@@ -22,11 +23,12 @@ from typing import Any
 from ..runtime.evidence import write_json
 from .child import Child
 from .edition import Edition, read_json
-from .keys import claim_key
-from .machine import machine, same_machine
+from .keys import KIT, claim_key, function_with_helpers, imported
+from .machine import differences, machine, same_machine
 from .plan import Times, shares
 from .proved import tests_in
 
+_CLOCK = re.compile(r"\b(perf_counter|monotonic|process_time|time\.time)\b")
 _GRACE_S = 5.0  # beyond the deadline, for a test that ignores its alarm
 
 
@@ -67,9 +69,52 @@ def is_recorded(folder: Path, test: Test) -> bool:
     kept = read_json(path, "machine", "results")
     results = [kept["results"].get(claim) for claim in test.claims]
     return same_machine(kept["machine"], machine()) and all(
-        result and result["outcome"] != "failed" and result["key"] == claim_key(test.path, test.name, result["read"])
-        for result in results
+        result and result["outcome"] != "failed" and _is_current(test, result) for result in results
     )
+
+
+def standing(root: Path) -> dict[str, str]:
+    """The tests that need not run again here, each with the edition whose record of it stands.
+
+    A record stands while its key holds, if all of the test passed on this torch, Python and system, with the same
+    GPUs. The processor matters only to a test that reads a clock.
+
+    Raises:
+        DamagedError: a file of results is damaged.
+        ValueError: a test is not Python; the message names file and line.
+    """
+    here, found = machine(), dict[str, str]()
+    for test in tests_of(root):
+        for file in sorted((root / "gallery" / "editions").glob(f"*/claims/{test.path.stem}.json")):
+            kept = read_json(file, "machine", "results")
+            results = [kept["results"].get(claim) for claim in test.claims]
+            if _counts_here(kept["machine"], here, test) and all(
+                result and result["outcome"] == "passed" and _is_current(test, result) for result in results
+            ):
+                found[test.id] = file.parents[1].name
+                break
+    return found
+
+
+def _is_current(test: Test, result: dict[str, Any]) -> bool:
+    return bool(result["key"] == claim_key(test.path, test.name, result["read"]))
+
+
+def _counts_here(there: dict[str, Any], here: dict[str, Any], test: Test) -> bool:
+    """Whether a pass on one machine is one on the other: a clock ties it to the processor, all else to software."""
+    other = set(differences(there, here))
+    python, ours = (one["python"].rpartition(".")[0] for one in (there, here))
+    if other - {"cpu", "cores"} or python != ours:
+        return False
+    return not other or not _reads_a_clock(test)
+
+
+def _reads_a_clock(test: Test) -> bool:
+    """Whether the test, the lab that it runs or what one of them imports of the project names a clock."""
+    code = function_with_helpers(test.path, test.name)
+    files = {KIT.parent / name for name in re.findall(r"[a-z_]+/plot_\w+\.py", code)}
+    files |= {module for file in (test.path, *files) for module in imported(file)}
+    return any(_CLOCK.search(text) for text in (code, *(file.read_text(encoding="utf-8") for file in files)))
 
 
 def write_result(folder: Path, test: Test, claim: str, result: dict[str, Any]) -> None:

@@ -247,6 +247,11 @@ def _read_source(path: Path, stamp: list[int]) -> _Source:
     return _Source(stamp, _hash(code_of(text, path)), blocks, {}, sorted(imports), sorted(names))
 
 
+def imported(path: Path) -> list[Path]:
+    """The modules of the project that the Python file at ``path`` itself imports."""
+    return [Path(name) for name in _source(path).imports]
+
+
 def _dependencies(path: Path) -> set[Path]:
     """Every project file that the Python file at ``path`` depends on, directly or not."""
     found: set[Path] = set()
