@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_book import LAUNCH, TinyBook
 
 from _ext.evidence.proofs import read_proofs
 from ddplab.recording.keys import claim_key
+from tiny_book import LAUNCH, TinyBook
 
 TESTS = """
 from proof import proves

@@ -1,10 +1,8 @@
 """What changed between two programs, as a page shows it."""
 
-import os
-from pathlib import Path
-
 import pytest
-from tiny_book import TinyBook
+
+from tiny_book import Built, TinyBook
 
 OLD = """\"\"\"Stage 1.\"\"\"
 
@@ -30,22 +28,36 @@ NEW = (
 )
 
 
-@pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
-    made = TinyBook(tmp_path, monkeypatch)
+WRONG = {
+    "nowhere": "../gallery/nowhere.py cannot be compared: [Errno 2]",
+    "old": "do not differ",
+    "broken": "broken.py cannot be compared: '(' was never closed",
+    "binary": "binary.py cannot be compared: 'utf-8' codec can't decode",
+}
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> list[Built]:
+    """A page for each comparison, built twice; before the second build, a program was changed."""
+    made = TinyBook(tmp_path_factory.mktemp("book"))
     made.write("gallery/old.py", OLD)
-    made.write("gallery/new.py", NEW)
-    return made
+    for name in ("new", "later"):
+        made.write(f"gallery/{name}.py", NEW)
+    made.write("gallery/broken.py", "def f(a\n")
+    made.write("gallery/binary.py", "").write_bytes(b"\xff\xfe")
+    names = ("new", "later", *WRONG)
+    made.chapters(**{name: f"```{{code-diff}} ../gallery/old.py ../gallery/{name}.py\n```\n" for name in names})
+    first = made.build()
+    made.rewrite("gallery/later.py", "seven", "eight")
+    return [first, made.build()]
 
 
-def shown(book: TinyBook) -> list[str]:
-    pre = book.build().page("stages").find("pre")
-    return pre.get_text().rstrip().splitlines()
+def shown(built: Built, name: str) -> list[str]:
+    return built.page(name).find("pre").get_text().rstrip().splitlines()
 
 
-def test_only_what_changed_stands_on_the_page_without_headers_docstrings_and_imports(book: TinyBook) -> None:
-    book.chapters(stages="```{code-diff} ../gallery/old.py ../gallery/new.py\n```\n")
-    assert shown(book) == [
+def test_only_what_changed_stands_on_the_page_without_headers_docstrings_and_imports(builds: list[Built]) -> None:
+    assert shown(builds[0], "new") == [
         "-LIMIT = 1",
         "+LIMIT = 2",
         "",
@@ -56,31 +68,15 @@ def test_only_what_changed_stands_on_the_page_without_headers_docstrings_and_imp
         "-    six()",
         "+    seven()",
     ]
-    assert "from old.py to new.py" in book.build().page("stages").find(class_="stamp").get_text()
+    assert "from old.py to new.py" in builds[0].page("new").find(class_="stamp").get_text()
 
 
-def test_a_changed_program_changes_the_page(book: TinyBook) -> None:
-    book.chapters(stages="```{code-diff} ../gallery/old.py ../gallery/new.py\n```\n")
-    assert "+    seven()" in shown(book)
-    changed = book.write("gallery/new.py", NEW.replace("seven", "eight"))
-    later = changed.stat().st_mtime + 10  # the page was rendered within the same tick of the file system's clock
-    os.utime(changed, (later, later))
-    assert "+    eight()" in shown(book)
+def test_a_changed_program_changes_the_page(builds: list[Built]) -> None:
+    assert {"later"} == set(builds[1].written) - {"index", *WRONG}
+    assert "+    eight()" in shown(builds[1], "later")
 
 
-@pytest.mark.parametrize(
-    ("new", "words"),
-    [
-        ("../gallery/nowhere.py", "../gallery/nowhere.py cannot be compared: [Errno 2]"),
-        ("../gallery/old.py", "do not differ"),
-        ("../gallery/broken.py", "broken.py cannot be compared: '(' was never closed"),
-        ("../gallery/binary.py", "binary.py cannot be compared: 'utf-8' codec can't decode"),
-    ],
-)
-def test_what_cannot_be_compared_is_named_with_its_line(book: TinyBook, new: str, words: str) -> None:
-    book.write("gallery/broken.py", "def f(a\n")
-    book.write("gallery/binary.py", "").write_bytes(b"\xff\xfe")
-    book.chapters(stages=f"```{{code-diff}} ../gallery/old.py {new}\n```\n")
-    complaints = book.build().complaints
-    assert words in complaints
-    assert "stages.md:3" in complaints
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_compared_is_named_with_its_line(builds: list[Built], name: str) -> None:
+    assert WRONG[name] in builds[0].about(name)
+    assert f"{name}.md:3" in builds[0].about(name)

@@ -11,13 +11,13 @@ import pytest
 from bs4 import BeautifulSoup
 from playwright.sync_api import Locator, Page
 from strict_page import LOOKS, violations
-from tiny_book import TinyBook
 
 from _ext.explorers.diagnose_page import SCRIPTS, element
 from ddplab.diagnose import entries
 from ddplab.diagnose.browser import page_data
 from ddplab.diagnose.tables import tables
 from diagnose_logs import BOOK, FOLLOWED, KNOWN, LOGS, SAMPLES, WRAPPED, answer
+from tiny_book import TinyBook
 from tools import ROOT
 
 pytestmark = pytest.mark.full
@@ -328,7 +328,7 @@ def test_the_scripts_are_light_and_ask_for_nothing():
 
 
 def test_the_directive_puts_the_entries_into_the_page(tmp_path, monkeypatch):
-    book = TinyBook(tmp_path, monkeypatch)
+    book = TinyBook(tmp_path)
     book.write(
         "conf.py",
         (tmp_path / "conf.py").read_text()

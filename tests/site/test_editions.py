@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from tiny_book import TinyBook
 
 from _ext.evidence import labs
 from ddplab.recording import __main__ as recording
 from ddplab.recording.edition import Edition
+from tiny_book import TinyBook
 
 ROOT = Path(__file__).parents[2]
 CONF = """

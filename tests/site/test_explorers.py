@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from bs4 import BeautifulSoup
 from strict_page import KINDS, STATIC, violations, wait_for
-from tiny_book import EXTENSIONS, TinyBook
 
 from _ext.explorers.explorer_examples import EXAMPLES
 from _ext.explorers.interval_drawing import Job, interval_words
 from _ext.explorers.step_drawing import step_words
+from tiny_book import EXTENSIONS, TinyBook
 
 pytestmark = pytest.mark.full
 
@@ -98,7 +98,7 @@ Put in your own numbers.
 
 @pytest.fixture
 def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
-    made = TinyBook(tmp_path, monkeypatch)
+    made = TinyBook(tmp_path)
     more = ["_ext.explorers.explorer_directives", "_ext.forms.book_epub"]
     made.write(
         "conf.py", f"{(tmp_path / 'conf.py').read_text()}\nextensions += {more}\nhtml_static_path = ['{STATIC}']\n"

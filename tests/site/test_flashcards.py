@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
-from test_cards import INTERVIEW, QUIZ
-from tiny_book import TinyBook
+from test_cards import INTERVIEW, QUIZ, with_a_lab
+
+from tiny_book import Built, TinyBook
 
 FIELD_SEPARATOR = "\x1f"
 
@@ -41,23 +42,28 @@ def decks(folder: Path) -> dict[str, list[str]]:
     return held
 
 
-@pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
-    made = TinyBook(tmp_path, monkeypatch)
-    made.write("gallery/internals/plot_05_bucket_xray.py", "")
-    made.write("handbook/labs/internals/plot_05_bucket_xray.rst", ":orphan:\n\nBucket X-ray\n============\n")
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, dict, dict]:
+    """A built package and its notes, and the notes of the one built after a card's words had changed."""
+    made = with_a_lab(TinyBook(tmp_path_factory.mktemp("book")))
     made.write("handbook/dot.svg", '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>')
     linked = INTERVIEW.replace("Spoken", "Spoken [link](#some-section) ![A dot](dot.svg)")
-    made.chapters(first=f"(some-section)=\n## A section\n{linked}", second=QUIZ)
-    return made
+    made.chapters(
+        first=f"(some-section)=\n## A section\n{linked}",
+        second=QUIZ,
+        third=INTERVIEW.replace("bucket-order", "bucket-size").replace(": core", ": staff"),
+    )
+    built = made.build("anki")
+    before = notes(built.folder)
+    made.rewrite("handbook/second.md", "The forward decides.", "Other words.")
+    return built, before, notes(made.build("anki").folder)
 
 
-def test_each_card_and_quiz_is_one_note(book: TinyBook) -> None:
-    built = book.build("anki")
+def test_each_card_and_quiz_is_one_note(packages: tuple[Built, dict, dict]) -> None:
+    built, found, _ = packages
     assert built.complaints == ""
     assert [path.name for path in built.folder.iterdir() if path.suffix == ".html"] == []
-    found = notes(built.folder)
-    assert list(found) == ["bucket-order", "no-sync-where"]
+    assert list(found) == ["bucket-order", "bucket-size", "no-sync-where"]
     _, (_, question, answer, source), tags = found["bucket-order"]
     assert "<em>reverse</em>" in question
     assert "core" in question
@@ -83,19 +89,14 @@ def test_each_card_and_quiz_is_one_note(book: TinyBook) -> None:
         assert list(json.loads(package.read("media")).values()) == ["dot.svg"]
 
 
-def test_a_card_keeps_its_guid_when_its_words_change(book: TinyBook) -> None:
-    before = notes(book.build("anki").folder)
-    path = book.root / "handbook" / "second.md"
-    path.write_text(path.read_text().replace("The forward decides.", "Other words."))
-    after = notes(book.build("anki").folder)
+def test_a_card_keeps_its_guid_when_its_words_change(packages: tuple[Built, dict, dict]) -> None:
+    _, before, after = packages
     assert {name: note[0] for name, note in before.items()} == {name: note[0] for name, note in after.items()}
     assert "Other words" in after["no-sync-where"][1][2]
 
 
-def test_levels_quizzes_and_errors_are_decks_of_their_own_and_keep_their_numbers(book: TinyBook) -> None:
-    path = book.root / "handbook" / "first.md"
-    path.write_text(path.read_text() + INTERVIEW.replace("bucket-order", "bucket-size").replace(": core", ": staff"))
-    assert decks(book.build("anki").folder) == {
+def test_levels_quizzes_and_errors_are_decks_of_their_own_and_keep_their_numbers(packages) -> None:
+    assert decks(packages[0].folder) == {
         "The DDP Handbook::core": ["bucket-order"],
         "The DDP Handbook::staff": ["bucket-size"],
         "The DDP Handbook::quiz": ["no-sync-where"],

@@ -1,6 +1,8 @@
 """The reference of the kit: signatures and docstrings, read without importing anything."""
 
-from tiny_book import TinyBook
+import pytest
+
+from tiny_book import Built, TinyBook
 
 CONF = """
 extensions = ["myst_parser", "_ext.embed.kit_reference"]
@@ -46,18 +48,19 @@ PAGE = """
 """
 
 
-def book(tmp_path, monkeypatch, page: str) -> TinyBook:
-    made = TinyBook(tmp_path, monkeypatch)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    made = TinyBook(tmp_path_factory.mktemp("book"))
     made.write("conf.py", CONF)
     made.write("gallery/ddplab/__init__.py", "from .launcher import launch, LaunchError, Link\n")
     made.write("gallery/ddplab/launcher.py", LAUNCHER)
-    made.chapters(kit=page)
-    return made
+    made.chapters(kit=PAGE, wrong="```{eval-rst}\n.. kit:: ddplab.lunch\n```\n")
+    return made.build()
 
 
-def test_what_the_kit_exports_is_shown_with_its_types_and_what_it_raises(tmp_path, monkeypatch):
-    built = book(tmp_path, monkeypatch, PAGE).build()
-    assert built.complaints == ""
+def test_what_the_kit_exports_is_shown_with_its_types_and_what_it_raises(built: Built):
+    assert not built.error
+    assert all("/wrong" in line for line in built.warnings.splitlines()), built.warnings
     page = built.page("kit")
     (launch,) = page.select("dt#ddplab\\.launch")
     assert "launch(worker: Callable[..., Any], *, timeout_s: float = 1.5) → list[Any]" in launch.get_text()
@@ -68,6 +71,5 @@ def test_what_the_kit_exports_is_shown_with_its_types_and_what_it_raises(tmp_pat
     assert page.select_one("dt#ddplab\\.Link\\.seconds")
 
 
-def test_a_name_that_the_kit_does_not_have_is_reported_at_its_line(tmp_path, monkeypatch):
-    made = book(tmp_path, monkeypatch, "```{eval-rst}\n.. kit:: ddplab.lunch\n```\n")
-    assert "kit.md:4: WARNING: kit: the kit has no ddplab.lunch" in made.build().warnings
+def test_a_name_that_the_kit_does_not_have_is_reported_at_its_line(built: Built):
+    assert "wrong.md:4: WARNING: kit: the kit has no ddplab.lunch" in built.warnings

@@ -10,10 +10,10 @@ import pytest
 from sphinx.errors import SphinxParallelError
 from sphinx.highlighting import PygmentsBridge
 from sphinx.util.parallel import ParallelTasks
-from tiny_book import TinyBook, evidence
 
 from _ext.forms.patches import drop_links_out_of, end_on_failed_pages, page_references_listed_once
 from _ext.problems import BuildError, read_toml
+from tiny_book import TinyBook, evidence
 
 
 def refusal(library: str, assumption: str) -> str:
@@ -24,7 +24,7 @@ def refusal(library: str, assumption: str) -> str:
 
 def test_highlighting_of_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PygmentsBridge, "html_formatter", object)
-    book = TinyBook(tmp_path, monkeypatch)
+    book = TinyBook(tmp_path)
     book.write("conf.py", "extensions = ['myst_parser', '_ext.forms.patches']\n")
     book.chapters(first="Text.")
     assert re.search(refusal("Sphinx", r"PygmentsBridge\.html_formatter is not"), book.build().error)
@@ -55,8 +55,8 @@ def test_a_page_that_fails_while_others_are_started_ends_the_build() -> None:
         tasks.join()
 
 
-def test_lab_pages_without_the_marks_of_sphinx_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    book = TinyBook(tmp_path, monkeypatch)
+def test_lab_pages_without_the_marks_of_sphinx_gallery(tmp_path: Path) -> None:
+    book = TinyBook(tmp_path)
     book.write("conf.py", (tmp_path / "conf.py").read_text() + "extensions.append('_ext.embed.lab_page')\n")
     book.write("gallery/internals/plot_05_bucket_xray.py", '"""Title\n\n:Level: core, 5 minutes\n"""\n')
     page = ":orphan:\n\nA lab\n=====\n\n.. code-block:: Python\n\n    print(1)\n"

@@ -1,6 +1,12 @@
-"""A book of a few lines in a temporary folder, to see what our extensions make of it."""
+"""A book of a few lines in a temporary folder, to see what our extensions make of it.
 
+A book of cases has a page for each case, and is built once for all tests that look at one of its pages.
+"""
+
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -15,8 +21,9 @@ from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from _ext.evidence import labs
 from _ext.problems import BuildError
+from tools import ROOT
 
-EXTENSIONS = Path(__file__).parents[2] / "handbook"
+EXTENSIONS = ROOT / "handbook"
 
 CONF = """
 extensions = ["myst_parser", "_ext.embed.measured", "_ext.embed.code_diff", "_ext.cards.claims", "_ext.cards.cards",
@@ -52,18 +59,20 @@ class Built:
         """All that went wrong."""
         return self.warnings + self.error
 
-    def page(self, name: str) -> BeautifulSoup:
+    def about(self, page: str) -> str:
+        """The warnings that name a page."""
+        return "\n".join(line for line in self.warnings.splitlines() if f"/{page}." in line)
+
+    def page(self, name: str, suffix: str = "html") -> BeautifulSoup:
         """A page, parsed."""
-        return BeautifulSoup((self.folder / f"{name}.html").read_text(), "html.parser")
+        return BeautifulSoup((self.folder / f"{name}.{suffix}").read_text(), "html.parser")
 
 
 class TinyBook:
     """Files in a folder that is laid out as the repository is."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        monkeypatch.setattr(labs, "ROOT", root)
-        monkeypatch.setattr(labs, "EDITIONS", root / "gallery" / "editions")
         self.write("conf.py", CONF)
         self.write("tests/claims/proof.py", "")
 
@@ -74,11 +83,26 @@ class TinyBook:
         target.write_text(dedent(text).lstrip("\n"), encoding="utf-8")
         return target
 
+    def rewrite(self, path: str, old: str, new: str) -> None:
+        """Change a file, and its time by seconds: a page may have been made within the same tick of the clock."""
+        target = self.root / path
+        before = target.stat().st_mtime
+        target.write_text(target.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+        os.utime(target, (before + 10, before + 10))
+
     def chapters(self, **texts: str) -> None:
         """Write chapters, and the index that leads through them."""
         for name, text in texts.items():
             self.write(f"handbook/{name}.md", f"# The {name} chapter\n\n{dedent(text).lstrip()}")
         self.write("handbook/index.md", "# Book\n\n```{toctree}\n" + "\n".join(texts) + "\n```\n")
+
+    @contextmanager
+    def taken_for_the_repository(self) -> Iterator[None]:
+        """The extensions find labs, editions and cards in this folder."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(labs, "ROOT", self.root)
+            patch.setattr(labs, "EDITIONS", self.root / "gallery" / "editions")
+            yield
 
     def build(
         self,
@@ -91,7 +115,7 @@ class TinyBook:
         """Build it as the Makefile would; a second build is incremental."""
         warnings, error, written = StringIO(), "", []
         folder = self.root / "_build" / (out or builder)
-        with patch_docutils(self.root), docutils_namespace():
+        with self.taken_for_the_repository(), patch_docutils(self.root), docutils_namespace():
             try:
                 app = Sphinx(
                     self.root / source,
