@@ -1,39 +1,40 @@
-"""The sample book, built once per session in each form."""
+"""The sample book, built once in each form, whichever process asks first."""
+
+from pathlib import Path
 
 import pytest
-from sample_book import CONF, FIRST, INDEX, LAB, LABS, LICENCE, LIST, MANIFEST, PAGE, SECOND, THIRD, Book, Built, plot
+from sample_book import printed, sample
+
+from tools import built_once
 
 
 @pytest.fixture(scope="session")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Book:
-    source = tmp_path_factory.mktemp("book") / "source"
-    for folder in ("labs", "more"):
-        (source / folder).mkdir(parents=True)
-    files = {"conf.py": CONF, "manifest.json": MANIFEST, "index.md": INDEX, "first.md": FIRST, "second.md": SECOND}
-    files |= {"labs/index.md": LABS, "labs/lab_one.md": LAB, "plot.svg": plot()}
-    files |= {"third.md": THIRD, "more/index.md": LIST, "more/page.md": PAGE, "licence.txt": LICENCE}
-    for name, text in files.items():
-        (source / name).write_text(text, encoding="utf-8")
-    return Book(source)
+def sample_pdfs() -> Path:
+    """The folder of the PDFs; what the build warned of is in ``warnings`` beside it."""
 
+    def build(folder: Path) -> None:
+        done = printed(sample(folder))
+        assert done.returncode == 0, done.stderr
+        (folder / "_build" / "warnings").write_text(done.stderr, encoding="utf-8")
 
-def _build(book: Book, builder: str, folder: str) -> Built:
-    out = book.source.parent / folder
-    done = book.build(builder, out)
-    assert done.returncode == 0, done.stderr
-    return Built(out, done.stderr)
+    return built_once("sample-pdf", build) / "_build" / "pdf"
 
 
 @pytest.fixture(scope="session")
-def sample_pdfs(book: Book) -> Built:
-    return _build(book, "bookpdf", "pdf")
+def sample_html() -> Path:
+    """The folder of the web pages."""
+    return _built("html")
 
 
 @pytest.fixture(scope="session")
-def sample_html(book: Book) -> Built:
-    return _build(book, "html", "html")
+def sample_epub() -> Path:
+    """The folder of the EPUB."""
+    return _built("epub")
 
 
-@pytest.fixture(scope="session")
-def sample_epub(book: Book) -> Built:
-    return _build(book, "epub", "epub")
+def _built(form: str) -> Path:
+    def build(folder: Path) -> None:
+        built = sample(folder).build(form)
+        assert not built.error, built.complaints
+
+    return built_once(f"sample-{form}", build) / "_build" / form

@@ -1,14 +1,13 @@
-"""A small book with everything that print, EPUB and mathematics must get right, built once per session."""
+"""A small book with everything that print, EPUB and mathematics must get right, built once for all tests."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-EXTENSIONS = ROOT / "handbook"
+from tiny_book import EXTENSIONS, TinyBook
+from tools import PATIENCE_S, ROOT
 
 CONF = f"""
 import sys
@@ -247,25 +246,36 @@ A [dead link](#nowhere-at-all) is reported.
 THIRD = f"# The third chapter\n\n{SECTIONS}"
 
 
-@dataclass(frozen=True)
-class Book:
-    """The sample book: its sources, and how to build it."""
+FILES = {
+    "conf.py": CONF,
+    "manifest.json": MANIFEST,
+    "licence.txt": LICENCE,
+    "handbook/index.md": INDEX,
+    "handbook/first.md": FIRST,
+    "handbook/second.md": SECOND,
+    "handbook/third.md": THIRD,
+    "handbook/labs/index.md": LABS,
+    "handbook/labs/lab_one.md": LAB,
+    "handbook/more/index.md": LIST,
+    "handbook/more/page.md": PAGE,
+}
 
-    source: Path
 
-    def build(self, builder: str, out: Path, **options: str) -> subprocess.CompletedProcess[str]:
-        """Run sphinx-build; warnings are in the result's ``stderr``."""
-        settings = [word for key, value in options.items() for word in ("-D", f"{key}={value}")]
-        command = [sys.executable, "-m", "sphinx", "-q", "-b", builder, "-d", str(out.parent / "doctrees"), *settings]
-        return subprocess.run([*command, str(self.source), str(out)], capture_output=True, text=True, timeout=150)
+def sample(folder: Path) -> TinyBook:
+    """Write the book."""
+    made = TinyBook(folder)
+    for name, text in FILES.items():
+        made.write(name, text)
+    made.write("handbook/plot.svg", plot())
+    return made
 
 
-@dataclass(frozen=True)
-class Built:
-    """What a build left: its folder, and its warnings."""
-
-    out: Path
-    warnings: str
+def printed(book: TinyBook, **options: str) -> subprocess.CompletedProcess[str]:
+    """Build the PDFs, in a process of its own: it forks. Warnings are in the result's ``stderr``."""
+    settings = [word for key, value in options.items() for word in ("-D", f"{key}={value}")]
+    command = [sys.executable, "-m", "sphinx", "-q", "-c", ".", "-d", "_build/doctrees", *settings, "-b", "bookpdf"]
+    command += ["handbook", "_build/pdf"]
+    return subprocess.run(command, cwd=book.root, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def plot() -> str:
@@ -277,13 +287,13 @@ def plot() -> str:
     mpl.use("svg")
     import matplotlib.pyplot as plt
 
-    with mpl.rc_context({"svg.fonttype": "none", "axes.titleweight": "bold"}):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "sample", "axes.titleweight": "bold"}):
         figure, axes = plt.subplots(figsize=(7.2, 2.2), layout="constrained")
         axes.bar([0, 1, 2], [3, 1, 2], color=["#0072B2", "#D55E00", "#009E73"], hatch="//")
         axes.set_title("Bytes that each rank sends")
         axes.set_xlabel("rank")
         axes.set_ylabel("sent (MiB)")
         text = io.StringIO()
-        figure.savefig(text, format="svg")
+        figure.savefig(text, format="svg", metadata={"Date": None})
         plt.close(figure)
     return text.getvalue()

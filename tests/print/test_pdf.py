@@ -1,36 +1,59 @@
 """The PDFs, read back: what a reader sees on each page, and what a screen reader gets."""
 
+import functools
 import itertools
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 from pypdf import PdfReader
-from sample_book import LISTING, ROOT, Built
+from sample_book import LISTING, printed, sample
 
 from _ext.forms import weasy
 from _ext.forms.patches import correct_page_references
 from _ext.problems import BuildError
-from tools import need
+from tools import ROOT, need
 
 FLAT = re.compile(r"\s+")
 
 
-@pytest.fixture(scope="module")
-def whole(sample_pdfs: Built) -> PdfReader:
-    return PdfReader(sample_pdfs.out / "sample.pdf")
+class Pdf(PdfReader):
+    """A PDF of which what takes long to read is read once."""
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The text of each page."""
+        return [page.extract_text() for page in self.pages]
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The page (from 1) of each place that a link can lead to."""
+        return {name: self.get_destination_page_number(place) + 1 for name, place in self.named_destinations.items()}
 
 
 @pytest.fixture(scope="module")
-def texts(whole: PdfReader) -> list[str]:
-    return [page.extract_text() for page in whole.pages]
+def read(sample_pdfs: Path) -> Callable[[str], Pdf]:
+    """The PDF of a name."""
+    return functools.cache(lambda name: Pdf(sample_pdfs / f"{name}.pdf"))
 
 
 @pytest.fixture(scope="module")
-def labs(sample_pdfs: Built) -> PdfReader:
-    return PdfReader(sample_pdfs.out / "sample-labs.pdf")
+def whole(read: Callable[[str], Pdf]) -> Pdf:
+    return read("sample")
+
+
+@pytest.fixture(scope="module")
+def texts(whole: Pdf) -> list[str]:
+    return whole.texts
+
+
+@pytest.fixture(scope="module")
+def labs(read: Callable[[str], Pdf]) -> Pdf:
+    return read("sample-labs")
 
 
 def _bookmarks(reader: PdfReader) -> list[tuple[int, str, int]]:
@@ -61,8 +84,8 @@ def _only_page_with(texts: list[str], text: str) -> int:
     return pages[0]
 
 
-def test_a_pdf_for_the_handbook_for_the_labs_and_for_each_chapter(sample_pdfs: Built):
-    names = {path.stem for path in sample_pdfs.out.iterdir()}
+def test_a_pdf_for_the_handbook_for_the_labs_and_for_each_chapter(sample_pdfs):
+    names = {path.stem for path in sample_pdfs.iterdir()}
     assert names == {"sample", "sample-labs", "first", "second", "second-labs", "third"}
 
 
@@ -88,35 +111,33 @@ def test_bookmarks_lead_from_chapters_to_sections(whole, labs):
 
 
 @pytest.mark.parametrize("name", ["sample", "sample-labs", "first", "third"])
-def test_contents_state_the_pages_where_headings_are(sample_pdfs, name):
+def test_contents_state_the_pages_where_headings_are(read, name):
     """In print, as links, and as bookmarks; a heading that moves to the next page takes its number along.
 
     Beside its number each page names the book.
     """
     book = "The Sample Book: The lab companion" if name == "sample-labs" else "The Sample Book"
-    reader = PdfReader(sample_pdfs.out / f"{name}.pdf")
-    places = {title: page for _, title, page in _bookmarks(reader)}
-    printed = "\n".join(page.extract_text() for page in reader.pages[1:5])
-    lines = [line for page in reader.pages[1:5] for line in _contents_links(reader, page)]
+    reader = read(name)
+    places, labels = {title: page for _, title, page in _bookmarks(reader)}, reader.page_labels
+    lines = [line for number in range(1, 5) for line in _contents_links(reader, number)]
     assert len(lines) >= {"sample": 50, "sample-labs": 2, "first": 4, "third": 41}[name]
-    listed = re.findall(r"^(?:Lab\s1\s*)?(.+?)[\s·]{4,}(\d+)$", printed, re.MULTILINE)
+    listed = re.findall(r"^(?:Lab\s1\s*)?(.+?)[\s·]{4,}(\d+)$", "\n".join(reader.texts[1:5]), re.MULTILINE)
     assert len(listed) == len(lines)
     for (title, number), page in zip(listed, lines, strict=True):
         assert (title, places[title]) == (title, page)
-        assert reader.page_labels[page - 1] == number
-        shown = reader.pages[page - 1].extract_text()
+        assert labels[page - 1] == number
+        shown = reader.texts[page - 1]
         assert title in shown
         foot = shown.rstrip().splitlines()[-1]
         assert foot in {f"{number} {book}", f"{book} {number}"}
 
 
-def _contents_links(reader: PdfReader, page) -> list[int]:
-    """The pages (from 1) to which the links of a page of the contents lead."""
-    if not re.match(r"Contents|.*·", page.extract_text().strip()):
+def _contents_links(reader: Pdf, number: int) -> list[int]:
+    """The pages (from 1) to which the links of a page (from 0) of the contents lead."""
+    if number >= len(reader.texts) or not re.match(r"Contents|.*·", reader.texts[number].strip()):
         return []
-    links = [annotation.get_object() for annotation in page.get("/Annots", [])]
-    names = dict.fromkeys(str(link["/Dest"]) for link in links)
-    return [reader.get_destination_page_number(reader.named_destinations[name]) + 1 for name in names]
+    links = [annotation.get_object() for annotation in reader.pages[number].get("/Annots", [])]
+    return [reader.places[name] for name in dict.fromkeys(str(link["/Dest"]) for link in links)]
 
 
 def test_an_empty_list_of_pages_is_left_out_and_its_pages_are_not(whole):
@@ -136,24 +157,25 @@ def test_nothing_reaches_into_the_margins(whole, sample_pdfs):
         if number == 1:
             continue
         width = float(page.mediabox.width)
-        for left, _, right, _, text in _words(sample_pdfs.out / "sample.pdf", number):
+        for left, _, right, _, text in _words(sample_pdfs / "sample.pdf", number):
             inner, outer = 24 / 25.4 * 72 - 0.5, 26 / 25.4 * 72 - 0.5  # mm, as of a bound book
             room = (inner, outer) if number % 2 else (outer, inner)
             assert left >= room[0], f"page {number}: {text}"
             assert right <= width - room[1], f"page {number}: {text}"
 
 
-def test_letter_is_another_paper_and_others_are_refused(book, tmp_path):
-    done = book.build("bookpdf", tmp_path / "pdf", bookpdf_paper="letter", bookpdf_only="second")
+def test_letter_is_another_paper_and_others_are_refused(tmp_path):
+    book = sample(tmp_path)
+    done = printed(book, bookpdf_paper="letter", bookpdf_only="second")
     assert done.returncode == 0, done.stderr
-    pages = PdfReader(tmp_path / "pdf" / "second.pdf").pages
+    path = tmp_path / "_build" / "pdf" / "second.pdf"
+    pages = PdfReader(path).pages
     assert {(float(page.mediabox.width), float(page.mediabox.height)) for page in pages} == {(612, 792)}
-    for left, _, right, bottom, text in _words(tmp_path / "pdf" / "second.pdf", len(pages)):
+    for left, _, right, bottom, text in _words(path, len(pages)):
         assert 70 < left < right < 612 - 70, text
         assert bottom < 792 - 25, text  # a printer reaches within 6 mm of the edge, 17 points
-    done = book.build("bookpdf", tmp_path / "pdf", bookpdf_paper="quarto")
-    assert done.returncode != 0
-    assert "bookpdf_paper is 'quarto'; it can be a4 or letter" in done.stderr
+    refused = book.build("bookpdf", bookpdf_paper="quarto").error
+    assert "bookpdf_paper is 'quarto'; it can be a4 or letter" in refused
 
 
 def test_code_has_one_size_that_can_be_read(whole, texts):
@@ -184,7 +206,7 @@ def test_footnotes_stand_at_the_foot_of_the_page_of_their_call(whole, texts, sam
     page = _only_page_with(texts, "A paragraph with a footnote.")
     assert _only_page_with(texts, "The text of footnote one") == page
     assert _only_page_with(texts, "The text of footnote two.") == page
-    words = _words(sample_pdfs.out / "sample.pdf", page)
+    words = _words(sample_pdfs / "sample.pdf", page)
     height = float(whole.pages[page - 1].mediabox.height)
     tops = [top for _, top, _, _, text in words if text == "footnote" and top > height / 2]
     assert len(tops) == 2
@@ -222,36 +244,34 @@ def test_running_heads_name_chapter_and_section(texts):
     assert texts[page - 1].rstrip().endswith(str(page))
 
 
-def test_a_chapter_alone_is_its_pages_of_the_handbook(whole, sample_pdfs):
-    reader = PdfReader(sample_pdfs.out / "first.pdf")
-    text = "\n".join(page.extract_text() for page in reader.pages)
+def test_a_chapter_alone_is_its_pages_of_the_handbook(whole, read):
+    reader = read("first")
+    text = "\n".join(reader.texts)
     assert "The lab one" not in text
     assert "A target section" not in text
-    assert "The Sample Book" in reader.pages[0].extract_text()
+    assert "The Sample Book" in reader.texts[0]
     pages = [page for _, title, page in _bookmarks(whole) if title in {"The first chapter", "The second chapter"}]
-    assert f"Pages {pages[0]} to {pages[1] - 1} of The Sample Book" in reader.pages[0].extract_text()
-    expected = [page.extract_text() for page in whole.pages[pages[0] - 1 : pages[1] - 1]]
-    assert [page.extract_text() for page in reader.pages[2:-1]] == expected
+    assert f"Pages {pages[0]} to {pages[1] - 1} of The Sample Book" in reader.texts[0]
+    assert reader.texts[2:-1] == whole.texts[pages[0] - 1 : pages[1] - 1]
     assert reader.page_labels == ["i", "ii", *map(str, range(*pages)), "iii"]
 
 
-def test_a_chapter_alone_has_the_works_that_it_cites(sample_pdfs):
-    reader = PdfReader(sample_pdfs.out / "first.pdf")
-    assert "[7] The work that the first chapter cites." in FLAT.sub(" ", reader.pages[-1].extract_text())
-    assert "A work that it does not" not in "".join(page.extract_text() for page in reader.pages)
-    place = reader.named_destinations["second--work-one"]  # where the link of "[7]" leads
-    assert reader.get_destination_page_number(place) == len(reader.pages) - 1
+def test_a_chapter_alone_has_the_works_that_it_cites(read):
+    reader = read("first")
+    assert "[7] The work that the first chapter cites." in FLAT.sub(" ", reader.texts[-1])
+    assert "A work that it does not" not in "".join(reader.texts)
+    assert reader.places["second--work-one"] == len(reader.pages)  # where the link of "[7]" leads
 
 
-def test_the_labs_of_a_chapter_are_pages_of_the_companion(labs, sample_pdfs):
+def test_the_labs_of_a_chapter_are_pages_of_the_companion(labs, read):
     page = next(page for _, title, page in _bookmarks(labs) if title == "The lab one")
-    alone = PdfReader(sample_pdfs.out / "second-labs.pdf")
+    alone = read("second-labs")
     assert alone.page_labels == ["i", "ii", str(page)]
-    assert alone.pages[2].extract_text() == labs.pages[page - 1].extract_text()
+    assert alone.texts[2] == labs.texts[page - 1]
     assert alone.metadata.title == "The second chapter: labs · The Sample Book"
-    listed = FLAT.sub(" ", PdfReader(sample_pdfs.out / "sample.pdf").pages[-2].extract_text())
+    listed = FLAT.sub(" ", read("sample").texts[-2])
     assert re.search(rf"1 The lab one[ ·]+{page}\b", listed)
-    listed = FLAT.sub(" ", PdfReader(sample_pdfs.out / "second.pdf").pages[-1].extract_text())
+    listed = FLAT.sub(" ", read("second").texts[-1])
     assert f"1 The lab one gallery/lab_one.py {page}" in listed
 
 
@@ -325,22 +345,23 @@ def test_an_equation_does_not_touch_its_number():
 
 
 @pytest.mark.parametrize(("name", "least"), [("sample", 10), ("sample-labs", 2), ("first", 5), ("second", 2)])
-def test_every_link_leads_somewhere(sample_pdfs, name, least):
-    reader = PdfReader(sample_pdfs.out / f"{name}.pdf")
+def test_every_link_leads_somewhere(read, name, least):
+    reader = read(name)
     links = [annotation for page in reader.pages for annotation in page.get("/Annots", [])]
     inside = [str(link.get_object()["/Dest"]) for link in links if "/Dest" in link.get_object()]
-    assert set(inside) <= set(reader.named_destinations)
+    assert set(inside) <= set(reader.places)
     assert len(inside) >= least
     spoken = {tag.raw_get("/Obj").idnum for tag in _tags(reader) if tag.get("/Type") == "/OBJR"}
     assert spoken == {link.idnum for link in links}  # a screen reader knows these links, and none that were taken out
 
 
 def test_a_dead_link_is_reported_with_its_document_and_text(sample_pdfs):
-    warning = next(line for line in sample_pdfs.warnings.splitlines() if "leads nowhere" in line)
+    lines = sample_pdfs.with_name("warnings").read_text(encoding="utf-8").splitlines()
+    warning = next(line for line in lines if "leads nowhere" in line)
     assert "second.md" in warning
     assert "nowhere-at-all" in warning
     assert "dead link" in warning
-    others = [line for line in sample_pdfs.warnings.splitlines() if line and "nowhere" not in line]
+    others = [line for line in lines if line and "nowhere" not in line]
     assert others == []
 
 
@@ -352,8 +373,8 @@ def test_a_dead_link_is_reported_with_its_document_and_text(sample_pdfs):
         ("sample-labs", "The lab companion · The Sample Book"),
     ],
 )
-def test_pdf_is_tagged_and_says_its_language_and_title(sample_pdfs, name, title):
-    reader = PdfReader(sample_pdfs.out / f"{name}.pdf")
+def test_pdf_is_tagged_and_says_its_language_and_title(read, name, title):
+    reader = read(name)
     catalog = reader.trailer["/Root"]
     assert catalog["/MarkInfo"]["/Marked"]
     assert catalog["/Lang"] == "en"
@@ -366,9 +387,9 @@ def test_pdf_is_tagged_and_says_its_language_and_title(sample_pdfs, name, title)
 
 
 @pytest.mark.parametrize("name", ["sample", "first", "second-labs"])
-def test_pdf_keeps_the_rules_of_pdf_ua(sample_pdfs, name):
+def test_pdf_keeps_the_rules_of_pdf_ua(read, name):
     """Those of ISO 14289-1 that a program can check without veraPDF, which no package brings: 5, 7.1 to 7.5, 7.18."""
-    reader = PdfReader(sample_pdfs.out / f"{name}.pdf")
+    reader = read(name)
     catalog, tags = reader.trailer["/Root"], _tags(reader)
     assert b'pdfuaid:part="1"' in catalog["/Metadata"].get_object().get_data()
     assert catalog["/ViewerPreferences"]["/DisplayDocTitle"]
