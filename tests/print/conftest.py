@@ -1,11 +1,20 @@
 """The sample book, built once in each form, whichever process asks first."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sample_book import printed, sample
 
+from _ext.forms import weasy
 from tools import built_once
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fonts_end_with_the_tests() -> Iterator[None]:
+    """Fonts that are freed as Python itself ends crash the process, behind tests that all passed."""
+    yield
+    weasy._styles.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,7 @@ from pypdf import PdfReader
 
 from _ext.cards.cards import cards_of_the_book
 from _ext.forms.card_copies import kept_chapters
-from tools import need, need_pango
-
-ROOT = Path(__file__).parents[2]
+from tools import PATIENCE_S, ROOT, need, need_pango
 
 QUOTES = str.maketrans("“”‘’", "\"\"''")
 FLAT = re.compile(r"[\s\N{SOFT HYPHEN}]+")
@@ -153,7 +151,7 @@ def printed_alone(docname: str, out: Path) -> Printed:
     need_pango()
     command = [sys.executable, "-m", "sphinx", "-c", ".", "-d", "_build/doctrees/book", "-q", "-W"]
     command += ["-D", f"bookpdf_only={docname}", "-b", "bookpdf", "handbook", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in out.iterdir()] == [f"{docname.replace('/', '-')}.pdf"]
     return Printed(next(out.iterdir()))

@@ -4,7 +4,6 @@ import functools
 import itertools
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -430,13 +429,10 @@ def _tags(reader: PdfReader) -> list:
     ],
 )
 def test_a_missing_library_is_named_with_its_package(monkeypatch, error, advice):
-    class Refuse:
-        def find_spec(self, name, *_):
-            if name == "weasyprint":
-                raise error
+    def refuse(name: str) -> None:
+        raise error
 
-    monkeypatch.delitem(sys.modules, "weasyprint", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Refuse(), *sys.meta_path])
+    monkeypatch.setattr(weasy.importlib, "import_module", refuse)
     with pytest.raises(BuildError, match=re.escape(advice)) as caught:
         weasy.load_weasyprint()
     assert caught.value.__suppress_context__

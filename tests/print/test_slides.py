@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,10 +15,8 @@ from pypdf import PdfReader
 
 from _ext.forms.deck_pdf import light, plain_svg, read_slides
 from _ext.forms.deck_sizes import LABEL_PX, code_size_px, legible, text_size_px
-from tools import need
-
-ROOT = Path(__file__).parents[2]
-EXTENSIONS = ROOT / "handbook"
+from tiny_book import EXTENSIONS, TinyBook
+from tools import PATIENCE_S, ROOT, built_once, need
 
 CONF = f"""
 import sys
@@ -103,24 +102,39 @@ Hidden text.
 TITLES = ["A sample & a test", "A part", "Code", "Formula", "Below, in a stack", "In steps", "In steps", "Too much"]
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A deck with everything that can be nested, and one slide that is too full; the folder and the warnings."""
-    folder = tmp_path_factory.mktemp("decks")
-    source = folder / "source"
-    source.mkdir()
-    (source / "conf.py").write_text(CONF)
-    (source / "index.md").write_text("# Decks\n\n```{toctree}\nsample\n```\n")
+@pytest.fixture(scope="session")
+def sample() -> Path:
+    """The folder of a deck with everything that can be nested, and one slide that is too full.
+
+    It was built three times; ``builds`` beside it has the warnings and the times of the files that each build left.
+    """
+
+    def make(folder: Path) -> None:
+        book, out, builds = deck(folder), folder / "_build" / "deck", []
+        for number in range(3):
+            built = book.build("revealjs", out="deck")
+            assert not built.error, built.complaints
+            builds.append((built.warnings, {path.name: path.stat().st_mtime_ns for path in out.glob("sample*")}))
+            if number == 1:
+                (out / "sample.pdf").unlink()
+        (folder / "_build" / "builds").write_text(json.dumps(builds), encoding="utf-8")
+
+    return built_once("sample-deck", make) / "_build" / "deck"
+
+
+@pytest.fixture
+def builds(sample: Path) -> list[tuple[str, dict[str, int]]]:
+    return json.loads(sample.with_name("builds").read_text(encoding="utf-8"))
+
+
+def deck(folder: Path) -> TinyBook:
+    """Write the sample."""
+    made = TinyBook(folder)
+    made.write("conf.py", CONF)
+    made.write("handbook/index.md", "# Decks\n\n```{toctree}\nsample\n```\n")
     much = "\n\n".join(f"Paragraph {number} of too many." for number in range(14))
-    (source / "sample.md").write_text(SAMPLE.replace("{{much}}", much))
-    return folder / "out", build(folder)
-
-
-def build(folder: Path) -> str:
-    command = [sys.executable, "-m", "sphinx", "-q", "-b", "revealjs", str(folder / "source"), str(folder / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    made.write("handbook/sample.md", SAMPLE.replace("{{much}}", much))
+    return made
 
 
 def pages(pdf: Path) -> list[str]:
@@ -147,9 +161,9 @@ def text_boxes(pdf: Path) -> list[list[tuple[float, float, float, float, str]]]:
 # -- a sample ---------------------------------------------------------------------------------------
 
 
-def test_one_page_for_each_slide_stacks_and_breaks_included_hidden_ones_left_out(sample):
-    folder, warnings = sample
-    shown = pages(folder / "sample.pdf")
+def test_one_page_for_each_slide_stacks_and_breaks_included_hidden_ones_left_out(sample, builds):
+    shown = pages(sample / "sample.pdf")
+    warnings = builds[0][0]
     assert len(shown) == len(TITLES) + 2  # the overflow of 'Too much', and 'The end'
     for title, page in zip(TITLES, shown, strict=False):
         assert page.startswith(title)
@@ -162,7 +176,7 @@ def test_one_page_for_each_slide_stacks_and_breaks_included_hidden_ones_left_out
 
 
 def test_slides_are_wide_and_vector(sample):
-    reader = PdfReader(sample[0] / "sample.pdf")
+    reader = PdfReader(sample / "sample.pdf")
     for page in reader.pages:
         assert float(page.mediabox.width) / float(page.mediabox.height) == pytest.approx(16 / 9)
         assert not page.images
@@ -172,8 +186,7 @@ def test_slides_are_wide_and_vector(sample):
 
 
 def test_notes_stand_below_their_slide_two_on_a_page_and_only_in_the_handout(sample):
-    folder, _ = sample
-    slides, handout = pages(folder / "sample.pdf"), pages(folder / "sample-notes.pdf")
+    slides, handout = pages(sample / "sample.pdf"), pages(sample / "sample-notes.pdf")
     count = len(TITLES) + 1
     assert len(handout) <= (count + 1) // 2
     text = " ".join(handout)
@@ -184,16 +197,16 @@ def test_notes_stand_below_their_slide_two_on_a_page_and_only_in_the_handout(sam
     assert numbers[2] < text.index("Note on code: x < y.") < numbers[3]
     assert "def worker" in text
     assert not any("note" in page.lower() for page in slides)
-    page = PdfReader(folder / "sample-notes.pdf").pages[0]
+    page = PdfReader(sample / "sample-notes.pdf").pages[0]
     assert float(page.mediabox.height) > float(page.mediabox.width)
 
 
 def test_book_deck_and_edition_stand_below_every_slide(browser, sample):
     footer = "A book & more · A sample & a test · edition mine"
     for name in ("sample.pdf", "sample-notes.pdf"):
-        assert all(footer in page for page in pages(sample[0] / name)), name
+        assert all(footer in page for page in pages(sample / name)), name
     page = browser.new_page(viewport={"width": 1280, "height": 720})
-    page.goto((sample[0] / "sample.html").as_uri())
+    page.goto((sample / "sample.html").as_uri())
     page.wait_for_function("Reveal.isReady()")
     for _ in TITLES:
         line = page.get_by_text(footer)
@@ -204,7 +217,7 @@ def test_book_deck_and_edition_stand_below_every_slide(browser, sample):
 
 
 def test_lanes_notes_and_kinds_of_slides_are_in_the_page(sample):
-    page = BeautifulSoup((sample[0] / "sample.html").read_text(), "html.parser")
+    page = BeautifulSoup((sample / "sample.html").read_text(), "html.parser")
     code = page.find("section", id="code")
     assert [lane["class"][1] for lane in page.select(".lanes .lane")] == ["r0", "r1"]
     assert code.select_one("aside.notes code").get_text() == "x < y"
@@ -212,19 +225,16 @@ def test_lanes_notes_and_kinds_of_slides_are_in_the_page(sample):
     assert "deck-part" in page.find("section", id="a-part")["class"]
 
 
-def test_a_second_build_makes_only_what_is_missing(sample):
-    folder = sample[0].parent
-    made = {path: path.stat().st_mtime_ns for path in sample[0].glob("sample*")}
-    build(folder)
-    assert {path: path.stat().st_mtime_ns for path in sample[0].glob("sample*")} == made
-    (sample[0] / "sample.pdf").unlink()
-    build(folder)
-    assert (sample[0] / "sample.pdf").exists()
-    assert (sample[0] / "sample.html").stat().st_mtime_ns == made[sample[0] / "sample.html"]
+def test_a_second_build_makes_only_what_is_missing(builds):
+    first, second, without_pdf = (times for _, times in builds)
+    assert first.keys() == {"sample.html", "sample.pdf", "sample-notes.pdf"}
+    assert second == first
+    assert without_pdf.keys() == first.keys()
+    assert without_pdf["sample.html"] == first["sample.html"]
 
 
 def test_what_is_shown_together_has_one_size_and_a_few_lines_stand_below_a_gap(sample):
-    page = BeautifulSoup((sample[0] / "sample.html").read_text(), "html.parser")
+    page = BeautifulSoup((sample / "sample.html").read_text(), "html.parser")
     sizes = {part.parent["style"] for part in page.select("#below-in-a-stack div[style] > :is(.lanes, div)")}
     assert sizes == {f"--code-size: {code_size_px(HEADER)}px"}
     assert code_size_px(HEADER) < code_size_px("loss 1", "loss 2")
@@ -233,12 +243,13 @@ def test_what_is_shown_together_has_one_size_and_a_few_lines_stand_below_a_gap(s
     assert not page.select_one("#formula.deck-code")
 
 
-def test_without_pango_the_build_ends_at_once_and_says_what_to_install(sample, tmp_path):
+def test_without_pango_the_build_ends_at_once_and_says_what_to_install(tmp_path):
     (tmp_path / "weasyprint.py").write_text("raise OSError('cannot load library libpango-1.0-0')")
-    source = str(sample[0].parent / "source")
-    command = [sys.executable, "-m", "sphinx", "-q", "-b", "revealjs", source, str(tmp_path / "out")]
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "revealjs", "-c", ".", "handbook", str(tmp_path / "out")]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(
+        command, cwd=deck(tmp_path / "deck").root, capture_output=True, text=True, env=environment, timeout=PATIENCE_S
+    )
     assert done.returncode != 0
     assert "PDF needs the Pango library" in done.stderr
     assert "apt install libpango-1.0-0" in done.stderr
@@ -249,7 +260,7 @@ def test_without_pango_the_build_ends_at_once_and_says_what_to_install(sample, t
 @pytest.mark.parametrize(("asked", "paper"), [("?light", "rgb(253, 252, 250)"), ("?dark", "rgb(22, 24, 28)")])
 def test_the_scheme_can_be_chosen_in_the_address(browser, sample, asked, paper):
     page = browser.new_page()
-    page.goto((sample[0] / "sample.html").as_uri() + asked)
+    page.goto((sample / "sample.html").as_uri() + asked)
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
     colors = page.locator("#code pre span").evaluate_all("all => all.map(one => getComputedStyle(one).color)")
     assert len(set(colors)) > 2, "code is coloured"
@@ -258,7 +269,7 @@ def test_the_scheme_can_be_chosen_in_the_address(browser, sample, asked, paper):
 
 def test_without_scripts_a_deck_reads_from_top_to_bottom(browser, sample):
     page = browser.new_page(java_script_enabled=False)
-    page.goto((sample[0] / "sample.html").as_uri())
+    page.goto((sample / "sample.html").as_uri())
     headings = page.locator("section > h1, section > h2, section > h3")
     tops = [headings.nth(place).bounding_box()["y"] for place in range(headings.count())]
     assert tops == sorted(set(tops))
