@@ -21,7 +21,7 @@ import pytest
 from ddplab.labs.machines import NamespaceError, Nodes
 from ddplab.recording.claims import standing
 from ddplab.runtime.needs import NotShownHere
-from tools import ROOT, built, missing, need
+from tools import PATIENCE_S, ROOT, built, missing, need
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -138,11 +138,13 @@ def slides() -> Path:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """A Chromium without a window, which asks nothing of the network by itself."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
-    chromium = need("chromium", "chromium")
+    chromium, patience_ms = need("chromium", "chromium"), PATIENCE_S * 1000
+    expect.set_options(timeout=patience_ms)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=QUIET)
+        browser = playwright.chromium.launch(executable_path=chromium, args=QUIET, timeout=patience_ms)
+        browser.on("context", lambda context: context.set_default_timeout(patience_ms))
         yield browser
         browser.close()
 

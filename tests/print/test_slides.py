@@ -316,9 +316,7 @@ def test_labels_of_a_figure_are_made_legible_and_larger_ones_stay():
 # -- the decks of the book --------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def deck_names() -> list[str]:
-    return sorted(path.stem for path in (ROOT / "slides").glob("*.md") if path.stem != "index")
+DECKS = sorted(path.stem for path in (ROOT / "slides").glob("*.md") if path.stem != "index")
 
 
 def outside_formulas(element):
@@ -330,9 +328,9 @@ def outside_formulas(element):
 
 
 @pytest.mark.full
-def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides, deck_names):
-    assert deck_names
-    for name in deck_names:
+def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides):
+    assert DECKS
+    for name in DECKS:
         expected = read_slides((slides / f"{name}.html").read_text())
         shown, handout = pages(slides / f"{name}.pdf"), pages(slides / f"{name}-notes.pdf")
         assert len(shown) == len(expected)
@@ -349,8 +347,8 @@ def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides, deck_names):
 
 
 @pytest.mark.full
-def test_no_text_leaves_its_page(slides, deck_names):
-    for name in deck_names:
+def test_no_text_leaves_its_page(slides):
+    for name in DECKS:
         for kind in (f"{name}.pdf", f"{name}-notes.pdf"):
             for number, words in enumerate(text_boxes(slides / kind), 1):
                 outside = [word for *box, word in words if min(box) < 0.01 or max(box[2:]) > 0.995]
@@ -358,8 +356,8 @@ def test_no_text_leaves_its_page(slides, deck_names):
 
 
 @pytest.mark.full
-def test_a_slide_says_one_thing(slides, deck_names):
-    for name in deck_names:
+def test_a_slide_says_one_thing(slides):
+    for name in DECKS:
         page = BeautifulSoup((slides / f"{name}.html").read_text(), "html.parser")
         for slide in [section for section in page.select(".slides section") if not section.find("section")]:
             title = slide.find(["h1", "h2", "h3"]).get_text()
@@ -402,22 +400,23 @@ UNREADABLE = """least => Reveal.getSlides().flatMap((slide, number) => {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("size", SIZES)
-def test_in_a_browser_slides_fit_and_load_nothing_from_elsewhere(browser, slides, deck_names, size):
-    width, height = SIZES[size]
-    for name in deck_names:
-        page = browser.new_page(viewport={"width": width, "height": height})
-        asked, errors = [], []
-        page.on("request", lambda request, asked=asked: asked.append(request.url))
-        page.on("requestfailed", lambda request, errors=errors: errors.append(request.url))
-        page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
-        page.goto((slides / f"{name}.html").as_uri())
+@pytest.mark.apart
+@pytest.mark.parametrize("name", DECKS)
+def test_in_a_browser_slides_fit_every_screen_and_load_nothing_from_elsewhere(browser, slides, name):
+    page = browser.new_page()
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("requestfailed", lambda request: errors.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    count = len(read_slides((slides / f"{name}.html").read_text()))
+    for size, (width, height) in SIZES.items():
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto((slides / f"{name}.html").as_uri())  # each time: a deck takes the shape of the screen as it opens
         page.wait_for_function("Reveal.isReady()")
-        count = len(read_slides((slides / f"{name}.html").read_text()))
         assert page.evaluate("Reveal.getTotalSlides()") == count
-        assert page.evaluate(OVERFLOW) == [], f"{name} on a {size}"
+        assert page.evaluate(OVERFLOW) == [], f"on a {size}"
         if size == "projector":
-            assert page.evaluate(UNREADABLE, LABEL_PX - 0.05) == [], name
-        assert [url for url in asked if not url.startswith("file:")] == []
-        assert errors == []
-        page.close()
+            assert page.evaluate(UNREADABLE, LABEL_PX - 0.05) == []
+    page.close()
+    assert [url for url in asked if not url.startswith("file:")] == []
+    assert errors == []

@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from strict_page import KINDS, StrictPage
+from strict_page import KINDS, StrictPage, watched
 
 from _ext.explorers.explorer_examples import page_data
 
@@ -26,6 +26,18 @@ def site(html):
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture(scope="session")
+def tab(browser, site):
+    """One tab for all pages that are only looked at, each as by a reader who comes first; and what went wrong in it.
+
+    A tab of its own for each page would take half as long as looking at it.
+    """
+    page, wrong = browser.new_page(), []
+    page.add_init_script("try { localStorage.clear(); } catch {}")
+    yield watched(page, site, wrong), wrong
+    page.close()
 
 
 def explorers_page() -> str:

@@ -1,11 +1,12 @@
 """A page of one element, served under a strict policy to a real browser: nothing but its own files may be asked for."""
 
+import json
 import mimetypes
 from collections.abc import Collection
 from typing import Literal
 
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Route
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route
 
 from tools import ROOT
 
@@ -16,30 +17,89 @@ _CSP = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'
 # furo gives the page its colours
 LOOKS = """body { margin: 0; background: var(--color-background-primary); color: var(--color-foreground-primary); }
 main { max-width: 46rem; margin: 0 auto; padding: 1rem; }"""
+COLORS = ("color-contrast", "link-in-text-block")  # axe's rules that look at colours, and take most of its time
+# Mark what looks as the text before it: two of a kind stand for all. A kind is whatever makes a colour be seen well
+# or not: tag, classes, font, and the colours of the text, of the text around it and of all that it lies on; and whether
+# it is a single letter, of which axe says nothing.
+MARK_ALIKE = """() => {
+    document.querySelectorAll("[data-alike]").forEach((one) => one.removeAttribute("data-alike"));
+    const grounds = new Map(), seen = new Map();
+    const look = (one, ...names) => {
+        const style = getComputedStyle(one);
+        return names.map((name) => style[name]).join();
+    };
+    const ground = (one) => {
+        if (!one) return "";
+        if (!grounds.has(one)) {
+            const own = look(one, "backgroundColor", "backgroundImage", "opacity", "filter", "position", "transform");
+            const plain = own === "rgba(0, 0, 0, 0),none,1,none,static,none";
+            grounds.set(one, ground(one.parentElement) + (plain ? "" : own + ";"));
+        }
+        return grounds.get(one);
+    };
+    const isNew = (one) => {
+        const texts = [...one.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE);
+        const said = one.matches("input, select, textarea") ? "…" : texts.map((node) => node.data.trim()).join("");
+        let found = false;
+        if (said && one.checkVisibility({visibilityProperty: true, opacityProperty: true})) {
+            const font = look(one, "color", "fontSize", "fontWeight", "textShadow", "textDecorationLine", "display");
+            const around = look(one.parentElement, "color") + ground(one);
+            const kind = [one.tagName, one.getAttribute("class"), said.length === 1, font, around].join();
+            seen.set(kind, (seen.get(kind) ?? 0) + 1);
+            found = seen.get(kind) <= 2;
+        }
+        const inside = [...one.children].map((child) => [child, isNew(child)]);
+        found ||= inside.some(([, is]) => is);
+        if (found) for (const [child, is] of inside) child.toggleAttribute("data-alike", !is);
+        return found;
+    };
+    isNew(document.body);
+}"""
 
 
-def violations(page: Page, but: Collection[str] = ()) -> list[str]:
-    """What axe finds wrong with the page, ``but`` for these rules.
+def rest(page: Page) -> None:
+    """Wait until what moves has come to its end, but for what moves for ever or as the reader scrolls."""
+    page.evaluate("""() => Promise.allSettled(document.getAnimations().filter((one) =>
+        one.timeline === document.timeline && isFinite(one.effect.getComputedTiming().endTime)
+    ).map((one) => one.finished))""")
+
+
+def violations(page: Page, but: Collection[str] = (), colors_only: bool = False) -> list[str]:
+    """What axe finds wrong with the page, ``but`` for these rules; of texts that look alike, two stand for all.
 
     Axe describes what it found right, too, unless told not to; that took two thirds of its time.
     """
-    options = {"resultTypes": ["violations"], "preload": False}  # nor does it fetch style sheets again
-    found = Axe().run(page, options=options).response["violations"]
+    rest(page)
+    if not page.evaluate("Boolean(window.axe)"):
+        page.evaluate(AXE_SCRIPT)
+    page.evaluate(MARK_ALIKE)
+    passes = [("{exclude: [['[data-alike]']]}", {"runOnly": COLORS})]
+    if not colors_only:
+        passes.append(("document", {"rules": {rule: {"enabled": False} for rule in (*COLORS, *but)}}))
+    found = []
+    for where, options in passes:
+        options |= {"resultTypes": ["violations"], "preload": False}  # nor does it fetch style sheets again
+        found += page.evaluate(f"axe.run({where}, {json.dumps(options)}).then((said) => said.violations)")
     return [
         f"{rule['id']}: {node['html'][:160]} | {node.get('failureSummary', '')[:300]}"
         for rule in found
-        if rule["id"] not in but
         for node in rule["nodes"]
     ]
 
 
-def wait_for(page: Page, expression: str) -> None:
-    """As ``page.wait_for_function``, which needs an eval that the policy of the page forbids."""
-    for _ in range(200):
-        if page.evaluate(expression):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"never: {expression}")
+def watched(page: Page, site: str, wrong: list[str]) -> Page:
+    """The page; what it asks of another host, and what goes wrong in it, is added to a list."""
+
+    def note(message: ConsoleMessage) -> None:
+        if message.type == "error" and not message.location["url"].endswith("/favicon.ico"):  # Chromium's own request
+            wrong.append(message.text)
+
+    page.on("request", lambda r: r.url.startswith((site, "data:")) or wrong.append(f"elsewhere: {r.url}"))
+    page.on("console", note)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("requestfailed", lambda r: "ABORTED" in r.failure or wrong.append(f"failed: {r.url}"))  # by leaving a page
+    page.on("response", lambda r: r.status < 400 or wrong.append(f"{r.status}: {r.url}"))
+    return page
 
 
 class StrictPage:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import pytest
 from bs4 import BeautifulSoup
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, expect
 from strict_page import LOOKS, violations
 
 from _ext.explorers.diagnose_page import SCRIPTS, element
@@ -46,12 +46,9 @@ READ = """async ([groups, worker, data]) => {
 
 
 @pytest.fixture(scope="module")
-def page(browser, tmp_path_factory):
-    """A page with the element and nothing else, read from a folder as a reader may do; it knows the tests' own entries.
-
-    What it asks the network for is an error.
-    """
-    folder, asked = tmp_path_factory.mktemp("page"), []
+def folder(tmp_path_factory):
+    """Where the file of the page is: the element and nothing else; it knows the tests' own entries."""
+    folder = tmp_path_factory.mktemp("page")
     for name in (*SCRIPTS, "book.css", "diagnose.css"):
         shutil.copy(STATIC / name, folder)
     data = json.dumps(page_data(KNOWN)).replace("<", "\\u003c")
@@ -65,11 +62,16 @@ def page(browser, tmp_path_factory):
         {start}<div class="diagnose-instead">Static.</div></ddp-diagnose></article></main>{scripts}</html>""",
         encoding="utf-8",
     )
-    page = browser.new_page(reduced_motion="reduce")
-    page.goto((folder / "page.html").as_uri())
-    own = ("blob:", folder.as_uri())
+    return folder
+
+
+@pytest.fixture
+def page(browser, folder):
+    """The page, read from a folder as a reader may do; what it asks the network for is an error."""
+    page, asked, own = browser.new_page(reduced_motion="reduce"), [], ("blob:", folder.as_uri())
     page.on("request", lambda request: request.url.startswith(own) or asked.append(request.url))
     page.on("pageerror", lambda error: asked.append(str(error)))
+    page.goto((folder / "page.html").as_uri())
     yield page
     page.close()
     assert not asked
@@ -227,7 +229,7 @@ def test_long_timelines_of_many_ranks_stay_within_the_page(page):
     assert page.locator(".diagnose-lane-name").all_inner_texts()[-2:] == ["rank 40", "53 more"]
     assert page.locator(".diagnose-pause").all_inner_texts() == ["30 min"]
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.wait_for_timeout(100)
+    page.evaluate("() => new Promise(requestAnimationFrame)")  # the chosen one comes into view at the next frame
     chosen = page.locator(".diagnose-lanes [aria-pressed='true']")
     assert "Error, rank 40" in chosen.get_attribute("aria-label")
     assert 60 < chosen.bounding_box()["x"] < 360
@@ -235,8 +237,12 @@ def test_long_timelines_of_many_ranks_stay_within_the_page(page):
 
 def test_a_report_is_copied(page):
     verdict = diagnosed(page, "own exception")
+    page.clock.install(time=0)
+    page.clock.pause_at(1000)  # the button says it for two seconds
     verdict.get_by_role("button", name="Copy report").click()
     verdict.get_by_role("button", name="Copied").wait_for()
+    page.clock.run_for(2000)
+    verdict.get_by_role("button", name="Copy report").wait_for()
     box = page.locator("textarea")
     box.fill("")
     box.press("Control+v")
@@ -293,7 +299,7 @@ def test_nothing_known_and_bad_input(page):
     assert "a.zip is a zip archive" in page.get_by_role("status").inner_text()
     page.locator("textarea").fill("")
     page.get_by_role("button", name="Diagnose the text").click()
-    assert "There is no text yet" in page.get_by_role("status").inner_text()
+    expect(page.get_by_role("status")).to_contain_text("There is no text yet")
 
 
 def test_it_can_be_cancelled(page):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
-from strict_page import KINDS, STATIC, violations, wait_for
+from strict_page import KINDS, STATIC, rest, violations
 
 from _ext.explorers.explorer_examples import EXAMPLES
 from _ext.explorers.interval_drawing import Job, interval_words
@@ -43,7 +43,7 @@ def test_they_are_accessible_and_fit_a_phone(explorers, page, scheme):
         page.get_by_label("Nodes").fill(nodes)
         for _ in range(clicks):
             page.get_by_role("button", name="Next").click()
-        wait_for(page, "document.getAnimations().length === 0")
+        rest(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.evaluate(
             """() => [...document.querySelectorAll("main *")].every(one =>

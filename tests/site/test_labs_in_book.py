@@ -2,6 +2,7 @@
 
 import pytest
 from bs4 import BeautifulSoup
+from test_pages import SMALL_OR_CUT
 
 from tools import ROOT
 
@@ -56,36 +57,14 @@ def test_a_figure_opens_as_large_as_the_screen_and_comes_back(browser, html):
     page.close()
 
 
-SMALL_OR_CUT = """() => {
-    const found = [];
-    const what = e => (e.textContent.trim() || e.className || e.tagName).slice(0, 40);
-    for (const text of document.querySelectorAll("article svg.figure text")) {
-        const matrix = text.getScreenCTM();
-        if (!text.textContent.trim() || !matrix || !text.getClientRects().length) continue;
-        const size = parseFloat(getComputedStyle(text).fontSize) * Math.hypot(matrix.a, matrix.b);
-        if (size < 10.95) found.push(`${size.toFixed(1)} px: ${what(text)}`);
-    }
-    for (const e of document.querySelectorAll("article *:not(svg *)")) {
-        if (e.scrollWidth <= e.clientWidth + 1 || !e.clientWidth) continue;
-        const style = getComputedStyle(e);
-        if (style.overflowX === "visible" || style.clip !== "auto" || style.position === "absolute") continue;
-        if (style.textOverflow === "ellipsis") continue;  // says itself that there is more
-        if (!style.backgroundImage.includes("gradient")) found.push(`cut: ${e.tagName}.${e.className} ${what(e)}`);
-    }
-    return found;
-}"""
-
-
 @pytest.mark.full
-@pytest.mark.timeout(600)
-def test_on_a_phone_a_figure_can_be_read_and_nothing_is_cut_without_a_cue(browser, html):
-    page = browser.new_page(**PHONE)
-    wrong = {}
-    for path in sorted(html.rglob("*.html")):
-        name = path.relative_to(html)
-        if name.parts[0] in ("understand", "run", "repair", "fast", "keep", "labs"):
-            page.goto(path.as_uri(), wait_until="domcontentloaded")
+def test_on_a_phone_the_figures_of_every_lab_can_be_read(tab, site, html):
+    """Other pages are opened in test_pages.py: chapters all, and of labs those that show every kind of content."""
+    (page, _), wrong = tab, {}
+    page.set_viewport_size(PHONE["viewport"])
+    for path in sorted(html.glob("labs/*/*.html")):
+        if 'class="figure"' in path.read_text(encoding="utf-8"):
+            page.goto(f"{site}/{path.relative_to(html).as_posix()}", wait_until="domcontentloaded")
             if found := page.evaluate(SMALL_OR_CUT):
-                wrong[str(name)] = found[:4]
-    page.close()
-    assert not wrong, "\n".join(f"{name}: {found}" for name, found in wrong.items())
+                wrong[path.name] = found
+    assert not wrong

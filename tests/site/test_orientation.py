@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
-from strict_page import violations, wait_for
+from strict_page import violations
 from test_pages import DARK, LIGHT, PHONE, THEME, too_wide
 
 from _ext.explorers.explorer_examples import EXAMPLES
@@ -105,12 +105,11 @@ def test_a_link_to_a_section_shows_its_heading_below_the_header(opened):
         for name in page.eval_on_selector_all("article section section", "all => all.slice(0, 4).map(e => e.id)"):
             page.goto(f"{page.url.partition('#')[0]}#{name}")
             heading = f"[id='{name}'] > :is(h2, h3)"
-            wait_for(page, f"Math.abs(document.getElementById('{name}').getBoundingClientRect().top) < 200")
+            page.wait_for_function(f"Math.abs(document.getElementById('{name}').getBoundingClientRect().top) < 200")
             assert sees(page, heading), (width, name)
     # The way back to the top, which furo shows while one scrolls up, stays off the text's upper half.
-    page.evaluate("scrollBy(0, 2000)")
-    page.wait_for_timeout(100)
-    page.evaluate("scrollBy(0, -300)")
+    frames = "for (let n = 0; n < 3; n++) await new Promise(requestAnimationFrame);"  # furo has seen it
+    page.evaluate(f"async () => {{ scrollBy(0, 2000); {frames} scrollBy(0, -300); }}")
     page.locator(".back-to-top").wait_for()
     assert page.locator(".back-to-top").bounding_box()["y"] > 600
 
@@ -179,9 +178,10 @@ def test_keys_lead_on_are_documented_and_can_be_turned_off(opened):
     keys.get_by_role("checkbox").uncheck()
     page.keyboard.press("Escape")
     keys.wait_for(state="hidden")
+    page.evaluate("navigation.addEventListener('navigate', () => { window.leaves = true; })")  # at once
     page.keyboard.press("p")
     page.keyboard.press("/")
-    page.wait_for_timeout(200)
+    assert not page.evaluate("window.leaves")
     assert page.url.endswith("one-step.html")
     assert not page.locator(".search-overlay").count()
     page.get_by_role("button", name="Keys").click()

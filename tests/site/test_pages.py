@@ -1,7 +1,8 @@
-"""The built pages: each opened once per mode in a real browser, and all of them read as files.
+"""The built pages: each opened once in a real browser, and all of them read as files.
 
-A page that a browser opened asks nothing of another host, is accessible, and fits. The lab pages are of one form:
-the browser opens as many as it takes to see every element and every class that any of them has.
+A page that a browser opened asks nothing of another host, is accessible, and fits, in light and dark. Pages of labs,
+errors and faults are of one form each: the browser opens as many as it takes to see every element and every class that
+any of them has.
 """
 
 import re
@@ -10,16 +11,15 @@ from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from strict_page import violations
+from strict_page import rest, violations, watched
 
 from tools import ROOT
 
 CHAPTER = "understand/idea.html"  # what `make test` looks at
 BOOK = ROOT / "handbook"
+ALIKE = ("labs/", "repair/errors/", "repair/faults/")
 PAGES = {path.relative_to(BOOK).with_suffix(".html").as_posix() for path in BOOK.rglob("*.md")}
-# The pages of the fault lab are of one form: two of them stand for all.
-FAULTS = {f"repair/faults/{name}.html" for name in ("killed-rank", "straggler")}
-OTHERS = sorted(name for name in PAGES - {CHAPTER} if name in FAULTS or not name.startswith("repair/faults/"))
+OTHERS = sorted(name for name in PAGES - {CHAPTER} if not name.startswith(ALIKE))
 WIDE, NARROW, PHONE = 1280, 1020, 390  # NARROW: between two breakpoints of the theme
 LIGHT = {"color_scheme": "light", "viewport": {"width": WIDE, "height": 800}}
 DARK = {"color_scheme": "dark", "viewport": {"width": PHONE, "height": 800}}
@@ -37,35 +37,24 @@ SCROLLS = "scrollable-region-focusable"
 
 @pytest.fixture
 def open_page(browser, site):
-    """Open a page of the book; afterwards, nothing may have been asked of another host, nor gone wrong."""
-    opened, elsewhere, errors = [], [], []
-
-    def note(message):
-        if message.type == "error" and not message.location["url"].endswith("/favicon.ico"):  # Chromium's own request
-            errors.append(message.text)
+    """Open a page of the book for one reader; afterwards, nothing may have gone wrong in it."""
+    opened, wrong = [], []
 
     def open_(path, **options):
-        page = browser.new_page(**options)
-        opened.append(page)
-        page.set_default_timeout(120_000)  # a bound; axe looks at each of thousands of elements
-        page.on("request", lambda r: r.url.startswith((site, "data:")) or elsewhere.append(r.url))
-        page.on("console", note)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("requestfailed", lambda r: errors.append(f"failed: {r.url}"))
-        page.on("response", lambda r: r.status < 400 or errors.append(f"{r.status}: {r.url}"))
-        page.goto(f"{site}/{path}")
-        return page
+        opened.append(watched(browser.new_page(**options), site, wrong))
+        opened[-1].goto(f"{site}/{path}")
+        return opened[-1]
 
     yield open_
     for page in opened:
         page.close()
-    assert not elsewhere
-    assert not errors
+    assert not wrong
 
 
 def too_wide(page, width):
     """What makes the page scroll sideways at this width, or is cut off."""
     page.set_viewport_size({"width": width, "height": 800})
+    rest(page)
     parts = page.evaluate(
         """() => [...document.querySelectorAll("article *")].filter(e => {
             const r = e.getBoundingClientRect();
@@ -79,54 +68,92 @@ def too_wide(page, width):
     return [f"{wide} px wide at {width} px: {parts}"] if parts or wide > width else []
 
 
-def faults_in_light(open_page, path):
-    """What is wrong with a page on a wide screen in light mode, or with how it turns dark."""
-    page = open_page(path, **LIGHT)
+# Labels of figures that are too small to read, and what is cut off with nothing that says so.
+SMALL_OR_CUT = """() => {
+    const found = [];
+    const what = e => (e.textContent.trim() || e.className || e.tagName).slice(0, 40);
+    for (const text of document.querySelectorAll("article svg.figure text")) {
+        const matrix = text.getScreenCTM();
+        if (!text.textContent.trim() || !matrix || !text.getClientRects().length) continue;
+        const size = parseFloat(getComputedStyle(text).fontSize) * Math.hypot(matrix.a, matrix.b);
+        if (size < 10.95) found.push(`${size.toFixed(1)} px: ${what(text)}`);
+    }
+    for (const e of document.querySelectorAll("article *:not(svg *)")) {
+        if (e.scrollWidth <= e.clientWidth + 1 || !e.clientWidth) continue;
+        const style = getComputedStyle(e);
+        if (style.overflowX === "visible" || style.clip !== "auto" || style.position === "absolute") continue;
+        if (style.textOverflow === "ellipsis") continue;  // says itself that there is more
+        if (!style.backgroundImage.includes("gradient")) found.push(`cut: ${e.tagName}.${e.className} ${what(e)}`);
+    }
+    return found.slice(0, 4);
+}"""
+
+
+def faults(tab, address, whole=False):
+    """What is wrong with a page on a wide screen in light mode, and on a phone in dark mode.
+
+    On the phone ``whole`` asks axe for all of its rules, not for those of colours only.
+    """
+    page, wrong = tab
+    wrong.clear()
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": WIDE, "height": 800})
+    page.goto(address)
     found = violations(page, THEME) + too_wide(page, WIDE) + too_wide(page, NARROW)
-    drawn = page.locator("svg.figure text")
-    if drawn.count():
-        color = "e => getComputedStyle(e).fill"
-        light = drawn.first.evaluate(color)
-        page.emulate_media(color_scheme="dark")
-        if drawn.first.evaluate(color) == light:
-            found.append(f"a figure stays {light} in dark mode")
-    return [f"{path}, light: {one}" for one in found]
+    drawn, color = page.locator("svg.figure text"), "e => getComputedStyle(e).fill"
+    light = drawn.first.evaluate(color) if drawn.count() else "none"
+    page.emulate_media(color_scheme="dark")
+    if light != "none" and drawn.first.evaluate(color) == light:
+        found.append(f"a figure stays {light} in dark mode")
+    found += too_wide(page, PHONE) + page.evaluate(SMALL_OR_CUT)
+    return found + violations(page, {*THEME, SCROLLS}, colors_only=not whole) + wrong
 
 
-def faults_in_dark(open_page, path, width=PHONE):
-    """What is wrong with a page in dark mode, on a phone unless another width is asked for."""
-    page = open_page(path, **DARK)
-    found = too_wide(page, width) + violations(page, {*THEME, SCROLLS} if width == PHONE else THEME)
-    return [f"{path}, dark: {one}" for one in found]
-
-
-MODES = [pytest.param(faults_in_light, id="light"), pytest.param(faults_in_dark, id="dark")]
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("faults_in", MODES)
+@pytest.mark.apart
 @pytest.mark.parametrize("path", [CHAPTER, *(pytest.param(path, marks=pytest.mark.full) for path in OTHERS)])
-def test_page_is_accessible_and_fits(open_page, path, faults_in):
-    assert not faults_in(open_page, path)
+def test_page_is_accessible_and_fits(tab, site, path):
+    assert not faults(tab, f"{site}/{path}", whole=path == CHAPTER)
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)  # about ten pages
-@pytest.mark.parametrize("faults_in", MODES)
-def test_labs_with_every_kind_of_content_are_accessible_and_fit(open_page, pages, faults_in):
-    left, sample = set().union(*(page.kinds for name, page in pages.items() if name.startswith("labs/"))), []
+def test_pages_of_one_form_with_every_kind_of_content_are_accessible_and_fit(tab, site, pages):
+    alike = {name: page.kinds for name, page in pages.items() if name.startswith(ALIKE)}
+    left, sample = set().union(*alike.values()), []
     while left:  # the page that has most of what no page of the sample has yet
-        sample.append(max(pages, key=lambda name: name.startswith("labs/") and len(pages[name].kinds & left)))
-        left -= pages[sample[-1]].kinds
+        sample.append(max(alike, key=lambda name: len(alike[name] & left)))
+        left -= alike[sample[-1]]
     assert {"div.lane", "svg.figure", "div.code-diff", "a.download", "dl.labs"} <= set().union(
-        *(pages[name].kinds for name in sample)
+        *(alike[name] for name in sample)
     )
-    assert not [fault for name in sample for fault in faults_in(open_page, name)], sample
+    assert {name for name in ALIKE if any(one.startswith(name) for one in sample)} == set(ALIKE)
+    wrong = {name: faults(tab, f"{site}/{name}", whole=True) for name in sample}
+    assert not any(wrong.values()), wrong
 
 
 @pytest.mark.full
 def test_the_navigation_of_a_wide_screen_is_accessible_in_dark_mode(open_page):
-    assert not faults_in_dark(open_page, "index.html", WIDE)
+    page = open_page("index.html", color_scheme="dark", viewport={"width": WIDE, "height": 800})
+    assert not violations(page, THEME) + too_wide(page, WIDE)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_colour_that_is_hard_to_see_is_told_also_where_much_looks_alike(browser, scheme):
+    page = browser.new_page(color_scheme=scheme)
+    page.set_content("""<html lang="en"><title>Colours</title><style>
+        html { background: #fff; color: #000 } .deep { color: #bbb } .hid { display: none }
+        @media (prefers-color-scheme: dark) { html { background: #000; color: #fff } .deep { color: #444 } }
+        </style><main><h1>Colours</h1><p class="hid">1 <b class="deep">no</b></main>""")
+    page.evaluate("""() => document.querySelector("main").append(...Array.from({length: 60}, (_, n) => {
+        const p = document.createElement("p");
+        p.innerHTML = n % 10 ? `plain ${n} <i>too</i>` : `plain ${n} <b class="deep">deep</b>`;
+        return p;
+    }))""")
+    for colors_only in (True, False):
+        assert len(violations(page, (), colors_only)) == 2
+    assert page.locator("[data-alike]").count() > 40
+    page.evaluate("document.querySelectorAll('.deep').forEach(one => one.className = '')")
+    assert not violations(page)
+    page.close()
 
 
 def test_a_chapter_reads_fully_without_scripts(open_page):

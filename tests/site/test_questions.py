@@ -30,7 +30,7 @@ ASK = """async (asked) => {
 }"""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def front(browser, site):
     page = browser.new_page()
     page.goto(f"{site}/index.html")

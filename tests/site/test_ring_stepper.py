@@ -3,8 +3,7 @@
 import ast
 
 import pytest
-from playwright.sync_api import Page
-from strict_page import wait_for
+from playwright.sync_api import Page, expect
 
 from _ext.explorers.ring_drawing import ring_states
 from ddplab import launch
@@ -95,8 +94,7 @@ def test_the_ring_goes_by_buttons_and_keys(page):
     page.keyboard.press("ArrowLeft")
     assert numbers(page) == states[2]
     assert slider.get_attribute("aria-valuetext") == "2 of 6, reduce-scatter"
-    wait_for(page, "document.querySelector('ddp-ring-stepper [role=status]').textContent")
-    assert "Step 2 of 6, reduce-scatter" in live.inner_text()
+    expect(live).to_contain_text("Step 2 of 6, reduce-scatter")
     assert "Rank 0 sends chunk 4 to rank 1: 14 + 38 = 52." in live.inner_text()
     page.keyboard.press("End")
     assert numbers(page) == states[6]

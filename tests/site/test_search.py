@@ -4,11 +4,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 QUERIES = tomllib.loads((Path(__file__).parent / "search.toml").read_text())["queries"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def front(browser, html):
     page = browser.new_page()
     page.goto((html / "index.html").as_uri())
@@ -37,9 +38,7 @@ def test_words_that_a_message_shares_with_a_question_are_not_the_message(front):
 def test_the_overlay_opens_at_a_key_and_leads_to_the_section(front):
     front.keyboard.press("/")
     front.keyboard.type("flight recorder")
-    first = front.locator(".search-overlay li").first
-    first.wait_for()
-    assert "light recorder" in first.inner_text()
+    expect(front.locator(".search-overlay li").first).to_contain_text("light recorder")
     front.keyboard.press("Enter")
     front.wait_for_url("**#*flight*")
     assert not front.locator(".search-overlay").is_visible()
