@@ -304,7 +304,7 @@ def now(event: Path) -> Path:
 
 def test_torchrun(here: Sequence[Machine]) -> None:
     command = ["torchrun", "--standalone", "--nproc-per-node=2"]
-    program = here[0].start([*command, str(RECIPE), f"--patience={PATIENCE_S:g}", "--mib=1"], CPU)
+    program = here[0].fork([*command, str(RECIPE), f"--patience={PATIENCE_S:g}", "--mib=1"], CPU)
     (said,) = ended([program], 0)
     assert "started by torchrun" in said
     assert "2 of 2 are here: ranks 0-1" in said
@@ -369,7 +369,7 @@ while os.environ["RANK"] == "2":
 runpy.run_path({str(RECIPE)!r}, run_name="__main__")
 """)
     command = ["torchrun", "--standalone", "--nproc-per-node=3"]
-    (said,) = ended([here[0].start([*command, str(dies), f"--patience={PATIENCE_S:g}"], CPU)])
+    (said,) = ended([here[0].fork([*command, str(dies), f"--patience={PATIENCE_S:g}"], CPU)])
     assert "2 of 3 are here: ranks 0-1 on" in said
     assert "rank 2: no message before the launcher stopped this run" in said
 
