@@ -3,7 +3,7 @@
 import itertools
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,31 @@ import torch.distributed as dist
 from ddplab import launch
 from ddplab.grading import checks, explain, recorder, run
 from ddplab.grading.exercises import EXERCISES, find_exercise, read_source
+from kit.bounds import time_is_up_when
+from tools import PATIENCE_S
 
 
-def outcomes(exercise: str, path: Path, timeout_s: float = 60) -> list[checks.Outcome]:
+def outcomes(exercise: str, path: Path, timeout_s: float = PATIENCE_S) -> list[checks.Outcome]:
     """All checks of the file at ``path``, by ``grade`` in this process: its fork server is warm already."""
     found = find_exercise(exercise)
     return list(run.grade(found, read_source(path, found), timeout_s))
 
 
-def first_failure(exercise: str, folder: Path, text: str, timeout_s: float = 60) -> str:
+def first_failure(exercise: str, folder: Path, text: str, timeout_s: float = PATIENCE_S) -> str:
     """The message of the check that rejects ``text``, which must be wrong."""
     path = folder / "mine.py"
     path.write_text(text)
     failed = [outcome for outcome in outcomes(exercise, path, timeout_s) if outcome.status == "failed"]
     assert failed, "a wrong solution passed every check"
     return failed[0].message
+
+
+def message_to_a_hang(
+    exercise: str, folder: Path, text: str, hangs: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The same for a text that hangs; its time is up once it does."""
+    time_is_up_when(monkeypatch, lambda _: hangs())
+    return first_failure(exercise, folder, text)
 
 
 def passes_all(exercise: str, path: Path) -> bool:
@@ -47,7 +57,7 @@ def first_messages(exercise: str, texts: Mapping[str, str], folder: Path) -> dic
     for ranks, group in itertools.groupby(numbered, key=lambda pair: pair[1].ranks):
         left = {tried: text for tried, text in texts.items() if not messages[tried]}
         numbers = [number for number, _ in group]
-        messages |= launch(_try_all, ranks, exercise, left, numbers, folder, timeout_s=300, quiet=True)[0]
+        messages |= launch(_try_all, ranks, exercise, left, numbers, folder, timeout_s=PATIENCE_S, quiet=True)[0]
     return messages
 
 

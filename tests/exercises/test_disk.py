@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ddplab.grading.disk import DiskWatch, Op, file_limit, read_files, write_files
+from tools import PATIENCE_S
 
 OLD, NEW = b"old" * 5000, b"new" * 6000
 
@@ -91,7 +92,7 @@ def test_real_kills_leave_what_was_seen(folder, tmp_path):
     with DiskWatch(folder) as watch:
         save(folder)
     command = [sys.executable, "-c", KILLS, os.path.dirname(__file__), str(tmp_path / "killed")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
     found = [{name: content.encode() for name, content in files.items()} for files in json.loads(done.stdout)]
     seen = [moment.files for moment in watch.moments if moment.how == "kill"]
     assert all(files in seen for files in found)

@@ -23,6 +23,7 @@ from ddplab.diagnose.reading import ranks_of
 from ddplab.diagnose.search import Search
 from ddplab.diagnose.unwrap import unwrap
 from diagnose_logs import BOOK, CAUSE, FOLLOWED, KNOWN, LOGS, OWN, SAMPLES, WRAPPED, answer, answers, cut
+from tools import PATIENCE_S
 
 
 def answers_to(log: str) -> list[Diagnosis]:
@@ -319,7 +320,7 @@ def test_torchrun_names_the_suspect():
             "The port is 29500.",
         ),
         ("EADDRINUSE\nTimed out waiting for clients. 2/4 clients joined.\n", "2 of 4 processes came."),
-        ("EADDRINUSE\n(world_size=4, worker_count=3, timeout=0:30:00)\n", "3 of 4 processes came."),
+        ("EADDRINUSE\n(world_size=4, worker_count=3, timeout=PATIENCE_S:30:00)\n", "3 of 4 processes came."),
         ("EADDRINUSE\nParameter indices which did not receive grad for rank 1: 4 5\n", "indices 4, 5,"),
     ],
 )
@@ -622,7 +623,7 @@ def test_a_log_cannot_drive_the_terminal(capsys):
 def test_standard_input_and_packed_files(capsys, tmp_path):
     log = (OWN / "logs" / "kill.log").read_bytes()
     command = [sys.executable, "-m", "ddplab", "diagnose", "--json"]
-    piped = subprocess.run(command, input=log, capture_output=True, check=True, timeout=60)
+    piped = subprocess.run(command, input=log, capture_output=True, check=True, timeout=PATIENCE_S)
     packed = tmp_path / "a.log.gz"
     packed.write_bytes(gzip.compress(log))
     _, printed, _ = run(capsys, "--json", packed)
@@ -691,9 +692,11 @@ def test_bad_input_is_one_clear_line(capsys, tmp_path, arguments, reason):
 def test_output_that_cannot_be_written_is_no_traceback(tmp_path):
     command = f"{sys.executable} -m ddplab diagnose {OWN / 'logs' / 'user.log'}"
     for redirected, code, said in ((">/dev/full", 2, "ddplab: the output cannot be written: "), (">&-", 0, "")):
-        ran = subprocess.run(f"{command} {redirected}", shell=True, capture_output=True, text=True, timeout=60)
+        ran = subprocess.run(f"{command} {redirected}", shell=True, capture_output=True, text=True, timeout=PATIENCE_S)
         assert (ran.returncode, ran.stderr[:38]) == (code, said)
-    ran = subprocess.run(f"({command}; echo $? >&2) | true", shell=True, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        f"({command}; echo $? >&2) | true", shell=True, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert ran.stderr in ("141\n", "0\n")  # the reader has left, or not yet
 
 
@@ -704,7 +707,7 @@ def test_ctrl_c_ends_the_reading_and_what_came_is_diagnosed():
         endless.stdin.write(b"EADDRINUSE\n" + b"step 1\n" * 300_000)
         endless.stdin.flush()
         endless.send_signal(signal.SIGINT)
-        printed, error = endless.communicate(timeout=60)
+        printed, error = endless.communicate(timeout=PATIENCE_S)
     assert endless.returncode == 0
     assert b"store-port-taken" in printed
     assert error == b"ddplab: stopped by Ctrl-C; this is what the log says so far\n"
@@ -731,7 +734,7 @@ def test_it_imports_neither_torch_nor_what_starts_ranks():
         print(*sys.modules)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    imported = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    imported = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout.split()
     assert "ddplab.flight.comparison" in imported
     assert not {"torch", "numpy", "cloudpickle", "multiprocessing", "jsonschema"} & set(imported)
 
@@ -754,7 +757,7 @@ def test_memory_does_not_grow_with_the_log():
         print(peaks[0], peaks[1])
     """
     ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     early, late = map(int, ran.stdout.split())
     assert late < 150_000  # KiB, the interpreter included

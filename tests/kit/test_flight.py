@@ -1,5 +1,6 @@
 """Flight-recorder dumps: written by real ranks, read without trust, compared to the place where the ranks diverge."""
 
+import datetime
 import json
 import os
 import pickle
@@ -18,14 +19,24 @@ from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.launcher import LaunchError, launch
 from ddplab.runtime.needs import needs
 from ddplab.runtime.torch_private import flight_records
+from tools import PATIENCE_S
 
 # -- real ranks -------------------------------------------------------------------------------------
 
 
-def hang(folder, worker, ranks=3, **options):
+def give_up_soon():
+    """From now on a collective that waits for another rank ends with an error: what was to succeed has."""
+    meeting = dist.distributed_c10d._get_default_store()
+    meeting.add("are here", 1)  # a barrier would be in the dumps
+    while meeting.add("are here", 0) < dist.get_world_size():
+        time.sleep(0.01)
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=0.5))
+
+
+def hang(folder, worker, ranks=3):
     """The dumps of ranks that run ``worker``, and how the ranks ended."""
     needs(torch="2.11")  # the first that records what gloo does
-    endings = postmortem(worker, ranks, str(folder), group_timeout_s=2, **options)
+    endings = postmortem(worker, ranks, str(folder), timeout_s=PATIENCE_S)
     return read_dumps(folder), [ending.how for ending in endings]
 
 
@@ -33,6 +44,7 @@ def test_names_the_ranks_that_issued_something_else(tmp_path):
     def worker(folder):
         with dump_when_stuck(folder, 0.5):
             dist.all_reduce(torch.ones(7))
+            give_up_soon()
             if dist.get_rank() == 2:
                 dist.broadcast(torch.ones(3), src=0)
             else:
@@ -57,6 +69,7 @@ def test_names_the_rank_that_left_a_collective_out_and_what_it_did_last(tmp_path
         with dump_when_stuck(folder, 0.5):
             for _ in range(3):
                 dist.all_reduce(torch.ones(7))
+            give_up_soon()
             if dist.get_rank() != 1:
                 dist.all_reduce(torch.ones(3))
 
@@ -74,6 +87,7 @@ def test_names_the_rank_that_left_a_collective_out_and_what_it_did_last(tmp_path
 
 def test_sees_a_swapped_order(tmp_path):
     def worker(folder):
+        give_up_soon()
         with dump_when_stuck(folder, 0.5):
             first, second = dist.all_reduce, dist.broadcast
             if dist.get_rank() == 1:
@@ -167,16 +181,14 @@ def test_a_standstill_is_written_while_it_lasts(tmp_path):
     def worker(folder):
         with dump_when_stuck(folder, 0.3):
             dist.all_reduce(torch.ones(7))
-            if dist.get_rank() == 1:
-                deadline = time.monotonic() + 20
-                while sorted(os.listdir(folder)) != ["rank0", "rank1"] and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                return sorted(os.listdir(folder))
-            dist.all_reduce(torch.ones(3))
-            return None
+            seen = []
+            while dist.get_rank() == 1 and seen != ["rank0", "rank1"]:
+                time.sleep(0.01)
+                seen = sorted(os.listdir(folder))
+            dist.all_reduce(torch.ones(3))  # rank 0 stood still in it
+            return seen
 
-    endings = postmortem(worker, 2, str(tmp_path), group_timeout_s=25)
-    assert endings[1].value == ["rank0", "rank1"]
+    assert [ending.value for ending in postmortem(worker, 2, str(tmp_path))] == [[], ["rank0", "rank1"]]
 
 
 def test_torchs_own_analyser_reads_what_write_dump_writes(tmp_path):
@@ -187,7 +199,7 @@ def test_torchs_own_analyser_reads_what_write_dump_writes(tmp_path):
 
     hang(tmp_path, worker, ranks=2)
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path), "--prefix", "rank"]
-    analysed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    analysed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert analysed.returncode == 0, analysed.stderr[-2000:]
     assert "missing ranks: {1}" in analysed.stdout + analysed.stderr
 

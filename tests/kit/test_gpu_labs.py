@@ -16,6 +16,7 @@ from ddplab.recording import plan
 from ddplab.recording.labs import record_lab
 from ddplab.recording.script import lab_id
 from ddplab.runtime.needs import NotShownHere
+from tools import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 LABS = {lab_id(script): script for script in sorted((ROOT / "gallery/gpu").glob("plot_*.py"))}
@@ -67,18 +68,17 @@ def rehearsed(labs, gpus, folder):
     env.pop("CUDA_VISIBLE_DEVICES", None)
     wanted = [(str(LABS[lab]), SMALL[lab]) for lab in labs]
     command = [sys.executable, "-c", DRIVER, str(folder), json.dumps(wanted)]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("gpus", [1, 2])
-@pytest.mark.parametrize("half", [0, 1], ids=["even", "odd"])
-def test_a_lab_on_gpus_runs_to_its_end_in_rehearsal(gpus, half, tmp_path):
+def test_labs_on_gpus_run_to_their_end_in_rehearsal(gpus, tmp_path):
     """On one and on two simulated GPUs: outputs, figures, values and ranks, whatever the numbers."""
-    labs = list(LABS)[half::2]
-    told = rehearsed(labs, gpus, tmp_path)
-    for lab in labs:
+    told = rehearsed(LABS, gpus, tmp_path)
+    for lab in LABS:
         kept = told[LABS[lab].name]
         assert not kept["failed"], kept["failed"]
         assert not kept["needs"]

@@ -8,9 +8,7 @@ import sys
 import pytest
 
 import gpus
-from tools import ROOT, free_port
-
-LIMIT_S = 150  # for what takes some seconds on free cores
+from tools import PATIENCE_S, ROOT, free_port
 
 # Run where GPUs are simulated; prints one JSON object. Programs are forked, so that torch is imported once.
 DRIVER = """
@@ -82,7 +80,7 @@ def program(name, ranks, *arguments, own=False):
         env = {**meet, "RANK": str(rank), "LOCAL_RANK": str(rank), **one}
         start = partial(Fork, cwd=folder, stderr=folder / f"{name}.{rank}")
         started.append(Program(["python", str(FOLDER / name), *arguments], env, start))
-    ended = [program.wait(120) for program in started]
+    ended = [program.wait(float(sys.argv[3])) for program in started]
     return ended, started[0].output, (folder / f"{name}.0").read_text()
 
 
@@ -90,7 +88,9 @@ found = {"two": noted(2, True), "three": noted(3, True), "two beside eight": not
 found |= {"by gloo": noted(2, True, worker=by_gloo), "untouched": noted(2, False)}
 found |= {"hidden": noted(2, True, env=ON_CPU), "each": a_gpu_each(2)}
 found["link"] = launch(over_a_slow_link, 1, quiet=True)[0]
-found["hello_ranks"] = program("hello_ranks.py", 2, "--patience=60", "--mib=1")
+if count == 8:  # the programs, of two ranks, would do as on two
+    sys.exit(print("\\n" + json.dumps(found)))
+found["hello_ranks"] = program("hello_ranks.py", 2, "--patience=900", "--mib=1")
 tiny = "--width=16 --layers=1 --context=16 --batch=8 --steps=2 --log-every=1 --save-every=999".split()
 found["train"] = program("train.py", min(count, 2), *tiny)
 found["hello_ddp"] = program("hello_ddp.py", 2)
@@ -104,7 +104,7 @@ import sys
 from ddplab import cli
 from ddplab.model.tuning import measure
 measure.MOST_ROUNDS = measure.LEAST_ROUNDS
-sys.exit(cli.main(["tune-buckets", "mine:build", "--caps=1", "--seconds=60", "--json"]))
+sys.exit(cli.main(["tune-buckets", "mine:build", "--caps=1", "--seconds=900", "--json"]))
 ''')
 FOLDER = folder
 found["tune"] = program("tune.py", 2)
@@ -116,16 +116,16 @@ print("\\n" + json.dumps(found))
 
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_on_simulated_gpus_each_rank_has_its_own_or_all_share_under_gloo(count, tmp_path):
-    """launch, what an edition notes, hello_ranks.py, train.py, hello_ddp.py and tune-buckets on 1, 2 and 8 GPUs."""
+    """launch and what an edition notes on 1, 2 and 8 GPUs; on 1 and 2 hello_ranks, train, hello_ddp, tune-buckets."""
     path = f"{ROOT / 'tests' / 'simulated'}:{ROOT / 'gallery'}"
     env = {**os.environ, "SIMULATED_GPUS": str(count), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     env.pop("CUDA_VISIBLE_DEVICES", None)
     ran = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(free_port()), str(tmp_path)],
+        [sys.executable, "-c", DRIVER, str(free_port()), str(tmp_path), str(PATIENCE_S)],
         env=env,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
@@ -153,6 +153,8 @@ def test_on_simulated_gpus_each_rank_has_its_own_or_all_share_under_gloo(count, 
 
     assert found["link"] == [[True], True]  # one stream, its own: elsewhere each question gets a new one
 
+    if count == 8:
+        return
     codes, said, _ = found["hello_ranks"]
     assert codes == ([0, 0] if count > 1 else [1, 1]), said
     assert ("all on one GPU" in " ".join(said.split())) == (count == 1), said

@@ -1,6 +1,5 @@
 """launch: results, lanes, time bounds, blame, and nothing left behind."""
 
-import datetime
 import gc
 import os
 import re
@@ -10,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from ddplab import LaunchError, launch, record
 from ddplab.runtime import ranks
-from tools import ended, wait_until
+from kit.bounds import time_is_up_when
+from tools import PATIENCE_S, ended, wait_until
 
 HERE = "value from the test module"
 
@@ -90,13 +91,14 @@ def test_raises_with_the_traceback_of_the_rank_that_failed_first():
         (lambda: os.abort(), "was killed by SIGABRT"),
     ],
 )
-def test_blames_the_rank_that_died_not_the_one_that_lost_its_connection(how, said):
+def test_blames_the_rank_that_died_not_the_one_that_lost_its_connection(how, said, monkeypatch):
     def worker():
         if dist.get_rank() == 1:
             print("last words", flush=True)
             how()
         dist.all_reduce(torch.ones(1))
 
+    monkeypatch.setattr(ranks, "GRACE_S", PATIENCE_S)  # both end
     with pytest.raises(LaunchError, match=f"rank 1 {said} before its worker returned") as caught:
         launch(worker, 2)
     assert "last words" in str(caught.value)
@@ -119,31 +121,45 @@ def test_blames_rank_0_not_the_one_that_lost_its_store_first(monkeypatch, tmp_pa
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(ranks, "GRACE_S", 10)
+    monkeypatch.setattr(ranks, "GRACE_S", PATIENCE_S)
     with pytest.raises(LaunchError, match="rank 0 was killed by SIGKILL before its worker returned"):
         launch(worker, 2, tmp_path / "lost")
 
 
-def test_a_hang_ends_at_the_time_bound_and_says_where_each_rank_is(tmp_path):
+def test_a_hang_ends_at_the_time_bound_and_says_where_each_rank_is(tmp_path, monkeypatch):
     """Ranks that hang in every way, at once: in a collective, asleep, stopped, and without the signals of theirs."""
 
     def worker(folder):
-        patient = dist.new_group(timeout=datetime.timedelta(minutes=1))  # on a busy machine the bound comes late
-        match dist.get_rank():
-            case 0:
-                dist.barrier(patient)
+        rank, main = dist.get_rank(), threading.get_ident()
+
+        def tell():
+            while not rank and "barrier" not in [f.name for f in traceback.extract_stack(sys._current_frames()[main])]:
+                time.sleep(0.01)
+            (folder / f"{rank} hangs").touch()
+
+        match rank:
             case 1:
-                child = subprocess.Popen(["sleep", "4321"])
-                (folder / "pid").write_text(str(child.pid))
-                os.kill(os.getpid(), signal.SIGSTOP)
+                (folder / "pid").write_text(str(subprocess.Popen(["sleep", "4321"]).pid))
             case 2:
                 signal.signal(signal.SIGUSR1, lambda *_: None)
             case 3:
                 signal.signal(signal.SIGUSR2, lambda *_: None)
-        time.sleep(60)
+        threading.Thread(target=tell).start()
+        if rank == 0:
+            dist.barrier()
+        while not (folder / f"{rank} hangs").exists():
+            time.sleep(0.01)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(4321)
 
-    with pytest.raises(LaunchError, match="rank 0, 1, 2, 3, 4 of 5 still ran after 4 s") as caught:
-        launch(worker, 5, tmp_path, timeout_s=4)  # in less a busy machine may not come to the worker
+    def all_hang(there):
+        stopped = psutil.Process(there[1].process.pid).status() == psutil.STATUS_STOPPED
+        return stopped and len(list(tmp_path.glob("* hangs"))) == 5
+
+    time_is_up_when(monkeypatch, all_hang, silent=[3])
+    with pytest.raises(LaunchError, match=f"rank 0, 1, 2, 3, 4 of 5 still ran after {PATIENCE_S:g} s") as caught:
+        launch(worker, 5, tmp_path, timeout_s=PATIENCE_S)
     where = re.split(r"--- rank \d hangs here ---", str(caught.value))[1:]
     assert "in barrier" in where[0]
     assert "in worker" in where[1], "it was stopped, and is continued to be asked"

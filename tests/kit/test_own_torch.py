@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import ROOT
+from tools import PATIENCE_S, ROOT
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ def own(tmp_path) -> Path:
 
 def make_over(python: str | Path, folder: Path) -> subprocess.CompletedProcess:
     command = [python, ROOT / "tests" / "own_torch.py", folder]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_the_environment_has_the_torch_that_is_there_and_pip_keeps_it(own, tmp_path):
     folder = tmp_path / "over"
     assert make_over(own, folder).returncode == 0
     asked = [folder / "bin" / "python", "-c", "import torch; print(torch.__version__)"]
-    assert subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout == "2.9.0a0+mine\n"
+    assert subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S).stdout == "2.9.0a0+mine\n"
     pins = (folder / "constraints.txt").read_text().split()
     ours = (ROOT / "constraints.txt").read_text().split()
     assert set(pins) ^ set(ours) == {
@@ -39,7 +39,7 @@ def test_the_environment_has_the_torch_that_is_there_and_pip_keeps_it(own, tmp_p
         *(pin for pin in ours if pin.startswith(("torch==", "psutil=="))),
     }
     needed = [folder / "bin" / "pip", "install", "--no-index", "--dry-run", "-c", folder / "constraints.txt"]
-    kept = subprocess.run([*needed, "torch>=2.8", "psutil"], capture_output=True, text=True, timeout=60)
+    kept = subprocess.run([*needed, "torch>=2.8", "psutil"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert kept.returncode == 0, kept.stderr
     assert "Would install" not in kept.stdout
 

@@ -10,7 +10,7 @@ import pytest
 from ddplab import cli
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from tools import refused
+from tools import PATIENCE_S, refused
 
 
 def run(capsys, *arguments):
@@ -191,7 +191,7 @@ def test_as_a_program_in_ascii():
         env={"PYTHONIOENCODING": "ascii", "PYTHONPATH": ":".join(sys.path), "COLUMNS": "60"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (ran.returncode, ran.stderr) == (0, "")

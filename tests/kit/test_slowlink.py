@@ -14,6 +14,7 @@ from ddplab import device, launch
 from ddplab.labs.gaps import flat_gradients
 from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.slowlink import SlowLink
+from tools import PATIENCE_S
 
 QUICK = (1e-4, 1e9)  # latency and rate where time does not matter
 
@@ -64,7 +65,7 @@ def test_the_link_and_its_thread_end_together():
     (thread,) = threads() - before
     del link
     gc.collect()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 

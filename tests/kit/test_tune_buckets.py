@@ -23,7 +23,7 @@ from ddplab.model.tuning import measure
 from ddplab.model.tuning.measure import LEAST_ROUNDS
 from ddplab.model.tuning.together import TuningError
 from ddplab.model.tuning.tune import tune
-from tools import free_port, refused
+from tools import PATIENCE_S, free_port, refused
 
 KIB = 1024
 QUICK = """\
@@ -196,10 +196,8 @@ def test_the_model_stays_as_it_was_and_its_copies_share_its_parameters(tmp_path)
 def test_the_command_measures_writes_and_draws(module, capsys, tmp_path):
     """One object, one picture, and nothing on the error stream, which is no terminal."""
     path = tmp_path / "caps.svg"
-    assert (
-        cli.main(["tune-buckets", module(LARGER), "--seconds", "60", "--caps", "0.25", "--json", "--plot", str(path)])
-        == 0
-    )
+    options = ["--seconds", str(PATIENCE_S), "--caps", "0.25", "--json", "--plot", str(path)]
+    assert cli.main(["tune-buckets", module(LARGER), *options]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert [seen["bucket_cap_mb"] for seen in found["measured"]] == [None, 0.25]
@@ -231,13 +229,14 @@ def environment(**more):
 def torchrun(*arguments):
     started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     return subprocess.run(
-        [*started, *command(*arguments)[2:]], capture_output=True, text=True, timeout=120, env=environment()
+        [*started, *command(*arguments)[2:]], capture_output=True, text=True, timeout=PATIENCE_S, env=environment()
     )
 
 
 @pytest.mark.full
 def test_under_torchrun_rank_0_speaks(module):
-    done = torchrun(module(QUICK.replace("return", "print('noise'); return")), "--seconds", 30, "--caps", 1, "--json")
+    noisy = module(QUICK.replace("return", "print('noise'); return"))
+    done = torchrun(noisy, "--seconds", PATIENCE_S, "--caps", 1, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)  # one object, and nothing of gloo or of the module
     assert (found["ranks"], found["backend"]) == (2, "gloo")
@@ -260,7 +259,7 @@ def test_under_srun(module):
     told |= {"SLURM_JOB_ID": "77", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
-            command(module(QUICK), "--seconds", 30, "--caps", 1, "--json"),
+            command(module(QUICK), "--seconds", PATIENCE_S, "--caps", 1, "--json"),
             env=environment(**told, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)),
             stdout=subprocess.PIPE,
             text=True,
@@ -268,7 +267,7 @@ def test_under_srun(module):
         for rank in range(2)
     ]
     try:
-        said = [rank.communicate(timeout=100)[0] for rank in ranks]
+        said = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -334,7 +333,7 @@ def on_a_terminal(arguments, **more):
 
 @pytest.mark.full
 def test_a_bar_is_drawn_on_a_terminal(module):
-    code, printed, drawn = on_a_terminal([module(LARGER), "--seconds", 60, "--caps", 0.25])
+    code, printed, drawn = on_a_terminal([module(LARGER), "--seconds", PATIENCE_S, "--caps", 0.25])
     assert code == 0
     assert "\n" not in drawn
     for what in ("ready times", "all-reduces", r"\d+ caps"):
@@ -366,7 +365,7 @@ def test_ctrl_c_ends_quietly_and_leaves_nothing(module, tmp_path):
             if len(calls) == 20:
                 open("measures", "w").close()
             if len(calls) > 20:
-                time.sleep(1)  # or it would have measured all before the signal comes
+                time.sleep(4321)  # or it would have measured all before the signal comes
             return model(batch).sum()
 
         def build():
@@ -398,8 +397,8 @@ def test_ctrl_c_ends_quietly_and_leaves_nothing(module, tmp_path):
                     family = psutil.Process(process.pid).children(recursive=True)
                     assert family
                     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-                    assert (process.communicate(timeout=100), process.returncode) == (("", ""), 130), when
-                    assert not psutil.wait_procs(family, timeout=100)[1], when
+                    assert (process.communicate(timeout=PATIENCE_S), process.returncode) == (("", ""), 130), when
+                    assert not psutil.wait_procs(family, timeout=PATIENCE_S)[1], when
             time.sleep(0.01)
 
 
@@ -544,7 +543,7 @@ def test_models_that_cannot_be_tuned(what, problems):
 @pytest.mark.parametrize("what", ALONE)
 def test_the_command_says_it_in_one_line(module, capsys, what):
     source, words = BROKEN[what]
-    said = refused(capsys, "tune-buckets", module(source), "--seconds", 30)
+    said = refused(capsys, "tune-buckets", module(source), "--seconds", PATIENCE_S)
     assert re.search(words, said), said
     assert "Traceback" not in said
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddplab import cli
-from tools import ROOT, refused
+from tools import PATIENCE_S, ROOT, refused
 
 LOG = ROOT / "gallery" / "exercises" / "mend-nan" / "log.txt"
 SOLUTION = ROOT / "gallery" / "exercises" / "sync-gradients" / "solution.py"
@@ -38,7 +38,7 @@ def wheel(tmp_path_factory) -> Path:
     """The wheel of this tree."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=PATIENCE_S)
     (path,) = folder.glob("*.whl")
     return path
 
@@ -50,14 +50,20 @@ def installed(wheel, tmp_path_factory) -> Path:
     venv.create(folder)
     python = folder / "bin" / "python"
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*command, str(wheel)], check=True, capture_output=True, timeout=60)
+    subprocess.run([*command, str(wheel)], check=True, capture_output=True, timeout=PATIENCE_S)
     return python
 
 
 def run(python: Path, code: str, cwd: Path) -> subprocess.CompletedProcess:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(
-        [python, "-c", code], env=environment, cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=60
+        [python, "-c", code],
+        env=environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=PATIENCE_S,
     )
 
 
@@ -135,7 +141,7 @@ def test_a_recipe_brings_what_it_needs(installed, tmp_path):
         cwd=tmp_path / "job",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "job" / "runs").rglob("*.pt")), done.stdout

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddplab.labs.machines import NamespaceError, Node, Program
+from tools import PATIENCE_S, wait_until
 
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "munged": "munge"}
 
@@ -86,7 +87,7 @@ class Slurm:
         self._daemon(self.login, ["slurmctld", "-D"])
         for node in self.nodes:
             self._daemon(node, ["slurmd", "-D", "-N", node.name])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while self.command("sinfo", "--noheader", "--format=%T").split() != ["idle"]:
             dead = [daemon for daemon in self._daemons if daemon.returncode is not None]
             if dead or time.monotonic() > deadline:
@@ -105,7 +106,7 @@ class Slurm:
     def command(self, *words: str) -> str:
         """What a command of Slurm says on the login node; empty while the controller does not answer."""
         program = self.login.start(words, self.env)
-        return program.output if program.wait(30) == 0 else ""
+        return program.output if program.wait(PATIENCE_S) == 0 else ""
 
     def sbatch(self, script: Path, *options: str, args: Sequence[str] = ()) -> int:
         """Submit a script from its own folder, as a user would; return the job's number."""
@@ -118,7 +119,7 @@ class Slurm:
         said = self.command("scontrol", "show", "job", str(job), "--oneliner")
         return dict(re.findall(r"(\S+?)=(\S*)", said))
 
-    def wait(self, job: int, timeout_s: float) -> str:
+    def wait(self, job: int, timeout_s: float = PATIENCE_S) -> str:
         """Wait until the job is over; return its last state, such as COMPLETED. Raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
         while (shown := self.show(job)).get("JobState", "PENDING") in _RUNNING:
@@ -128,7 +129,7 @@ class Slurm:
             time.sleep(0.3)
         return shown["JobState"]
 
-    def wait_for(self, job: int, pattern: str, timeout_s: float) -> None:
+    def wait_for(self, job: int, pattern: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait until the job has printed what this regular expression finds. Raises TimeoutError, or RuntimeError."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -163,11 +164,10 @@ class Slurm:
         self._daemon(
             self.login, ["munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", log, *options]
         )
-        deadline = time.monotonic() + 10
-        while not (self.folder / "munge.socket").exists():
-            if time.monotonic() > deadline or self._daemons[-1].returncode is not None:
-                raise RuntimeError(f"munged did not start:\n{self._daemons[-1].output}")
-            time.sleep(0.05)
+        munged, socket = self._daemons[-1], self.folder / "munge.socket"
+        wait_until(lambda: socket.exists() or munged.returncode is not None)
+        if not socket.exists():
+            raise RuntimeError(f"munged did not start:\n{munged.output}")
 
 
 def readers_folder(folder: Path) -> Path:

@@ -30,7 +30,7 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--meet-s", type=float, default=60, help="how long ranks wait for each other at first")
+    parser.add_argument("--meet-s", type=float, default=900, help="how long ranks wait for each other")
     parser.add_argument("--timeout-s", type=float, help="of each collective after that, if it differs")
     parser.add_argument("--wait-at", type=int, help="wait at this step until the signal comes")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))

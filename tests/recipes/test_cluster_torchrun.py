@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 
 from ddplab.labs.machines import Machine, Nodes, Program, torchrun
+from tools import PATIENCE_S
 
 PROGRAM = str(Path(__file__).with_name("stand_in.py"))
-FOREVER = ("--nproc-per-node=1", PROGRAM, "--steps=1000000", "--timeout-s=10", "--checkpoint=never.pt")
+FOREVER = ("--nproc-per-node=1", PROGRAM, "--steps=1000000", "--checkpoint=never.pt")
 pytestmark = pytest.mark.full
-LIMIT_S = 60  # for what takes 3 to 20 s on two free cores; no result depends on it
 
 
 def ended(programs: list[Program]) -> list[str]:
     """Wait for all; return what each said."""
     for program in programs:
-        program.wait(LIMIT_S)
+        program.wait(PATIENCE_S)
     return [program.output for program in programs]
 
 
-def running(nodes: Nodes) -> list[Program]:
+def running(nodes: Nodes, *more: str) -> list[Program]:
     """Start a training without end and wait until all ranks are in it."""
-    programs = torchrun(nodes, *FOREVER)
+    programs = torchrun(nodes, *FOREVER, *more)
     for program in programs:
-        program.wait_for("step 3", LIMIT_S)
+        program.wait_for("step 3", PATIENCE_S)
     return programs
 
 
@@ -65,10 +65,10 @@ def test_shaped_link(nodes: Nodes, tmp_path: Path) -> None:
 
 def test_link_down(nodes: Nodes) -> None:
     """Nobody gets a message: each rank waits for the process group's timeout, and the agent for TCP to give up."""
-    programs = running(nodes)
+    programs = running(nodes, "--timeout-s=10")
     with nodes.unplugged(nodes[1]):
         for program in programs:
-            program.wait_for("fails after", LIMIT_S)
+            program.wait_for("fails after", PATIENCE_S)
         # Set before, the kernel would give up after 6 s, and gloo say "Connection timed out".
         nodes[1].sysctl(tcp_retries2=1)  # by default the cut-off agent waits for many minutes
         said = ended(programs)
@@ -84,5 +84,5 @@ def test_a_short_cut_is_survived(nodes: Nodes) -> None:
         time.sleep(1)
     for program in programs:
         reached = int(re.findall(r"step (\d+)", program.output)[-1])
-        program.wait_for(f"step {reached + 100}", LIMIT_S)
+        program.wait_for(f"step {reached + 100}", PATIENCE_S)
         assert "fails" not in program.output

@@ -10,12 +10,10 @@ import pytest
 
 from ddplab.labs.machines import Machine, Nodes, Program, loopback
 from slurm import Slurm
-from tools import free_port
+from tools import PATIENCE_S, free_port, wait_until
 
 RECIPE = Path(__file__).parents[2] / "gallery" / "recipes" / "hello_ranks.py"
-PATIENCE_S = 4
 CPU = {"CUDA_VISIBLE_DEVICES": ""}  # ranks that share a GPU would be a finding
-BOUND_S = 2 * PATIENCE_S + 5 + 60  # what it promises, and the start of a process on a busy machine
 
 spec = importlib.util.spec_from_file_location("hello_ranks", RECIPE)
 hello = importlib.util.module_from_spec(spec)
@@ -179,24 +177,134 @@ def here() -> Iterator[Sequence[Machine]]:
         yield machines
 
 
-def start(machines: Sequence[Machine], ranks: list[int], world: int, port: int = 29500, **env: str) -> list[Program]:
-    """Start ranks by hand, one per machine; rank 0's machine is the first."""
-    command = ["python", str(RECIPE), f"--patience={PATIENCE_S}", "--mib=1"]
+# Where the patience of the recipe is to end, it ends after an event, which is a file: lines for its program.
+HURRY = """
+import os, queue, runpy, sys, threading, time
+from datetime import timedelta
+import torch.distributed as dist
+
+EVENT, clock = sys.argv[1], time.monotonic
+happened = lambda: os.path.exists(EVENT)
+fast = happened()
+# What the recipe waits for in a loop: its patience is over in a second, or at the event.
+time.monotonic = lambda: 1000 * clock() if fast else clock() + 2000 * happened()
+{more}
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+# What waits inside of the system, of torch, or of threading.
+SHORT_CONNECT = """
+import socket
+connect = socket.create_connection
+socket.create_connection = lambda at, limit_s: connect(at, min(limit_s, 2))
+"""
+SHORT_STORE = """
+Store = dist.TCPStore
+dist.TCPStore = lambda at, port, world, serve, _, **more: Store(at, port, world, serve, timedelta(seconds=1), **more)
+"""
+SHORT_GROUP = """
+init = dist.init_process_group
+dist.init_process_group = lambda *args, **more: init(*args, **{**more, "timeout": timedelta(seconds=1)})
+"""
+SHORT_CHECK = """
+class Box(queue.SimpleQueue):
+    def get(self, block=True, timeout=None):
+        while timeout and not happened():
+            try:
+                return super().get(timeout=0.05)
+            except queue.Empty:
+                pass
+        return super().get(block, timeout and 1)
+
+queue.SimpleQueue = Box
+"""
+SHORT_SILENCE = """
+Timer = threading.Timer
+threading.Timer = lambda limit_s, *args: Timer(1 if happened() else limit_s, *args)
+"""
+MEETS_ANOTHER = """
+rest = time.sleep
+
+def look(seconds):  # rank 0 rests after each look at who is there
+    if len(sys._getframe(1).f_locals.get("values", ())) == 2:
+        open(EVENT, "w").close()
+    rest(seconds)
+
+time.sleep = look
+"""
+HANGS = """
+def hang(*_, **__):
+    open(EVENT, "w").close()
+    time.sleep(4321)
+
+dist.init_process_group = hang
+"""
+WAITS = """
+wait = dist.init_process_group
+
+def join(*args, **more):
+    open(EVENT + ".waits", "w").close()
+    wait(*args, **more)
+
+dist.init_process_group = join
+"""
+FREEZES = """
+def freeze(*_, **__):
+    while not os.path.exists(EVENT + ".waits"):
+        time.sleep(0.02)
+    open(EVENT, "w").close()
+    os.kill(os.getpid(), 19)
+
+dist.init_process_group = freeze
+"""
+
+
+def start(
+    machines: Sequence[Machine],
+    ranks: list[int],
+    world: int,
+    port: int = 29500,
+    hurry: Path | None = None,
+    more: str = "",
+    **env: str,
+) -> list[Program]:
+    """Start ranks by hand, one per machine; rank 0's machine is the first.
+
+    ``hurry``: a file; once it is there, the patience of these ranks is over, as far as ``more`` says.
+    """
+    command = [str(RECIPE), f"--patience={PATIENCE_S:g}", "--mib=1"]
+    if hurry:
+        program = hurry.with_name(f"hurry_{'_'.join(map(str, ranks))}.py")
+        program.write_text(HURRY.replace("{more}", more))
+        command = [str(program), str(hurry), *command]
     meet = {"WORLD_SIZE": str(world), "MASTER_ADDR": machines[0].address, "MASTER_PORT": str(port), **CPU, **env}
-    return [machines[rank % len(machines)].fork(command, {**meet, "RANK": str(rank)}) for rank in ranks]
+    return [machines[rank % len(machines)].fork(["python", *command], {**meet, "RANK": str(rank)}) for rank in ranks]
 
 
 def ended(programs: list[Program], code: int = 1) -> list[str]:
-    """What each rank said, once all have ended in time with this exit code."""
-    codes = [program.wait(BOUND_S) for program in programs]
+    """What each rank said, once all have ended with this exit code."""
+    codes = [program.wait(PATIENCE_S) for program in programs]
     said = [program.output for program in programs]
     assert codes == [code] * len(programs), said
     return said
 
 
+@pytest.fixture
+def event(tmp_path: Path) -> Path:
+    """A file that is not there yet."""
+    return tmp_path / "event"
+
+
+@pytest.fixture
+def now(event: Path) -> Path:
+    """One that is: what these ranks wait for never comes, and they need not find that out in time."""
+    event.touch()
+    return event
+
+
 def test_torchrun(here: Sequence[Machine]) -> None:
     command = ["torchrun", "--standalone", "--nproc-per-node=2"]
-    program = here[0].start([*command, str(RECIPE), f"--patience={PATIENCE_S}", "--mib=1"], CPU)
+    program = here[0].fork([*command, str(RECIPE), f"--patience={PATIENCE_S:g}", "--mib=1"], CPU)
     (said,) = ended([program], 0)
     assert "started by torchrun" in said
     assert "2 of 2 are here: ranks 0-1" in said
@@ -223,53 +331,57 @@ def test_srun_python(slurm: Slurm, tmp_path: Path) -> None:
     lines = ["#!/bin/bash", "export MASTER_ADDR=$(hostname --ip-address) CUDA_VISIBLE_DEVICES="]
     script.write_text("\n".join([*lines, f"srun {sys.executable} {RECIPE} --mib=1\n"]))
     job = slurm.sbatch(script, "--nodes=2", "--ntasks-per-node=2")
-    assert slurm.wait(job, 100) == "COMPLETED", slurm.output(job)
+    assert slurm.wait(job) == "COMPLETED", slurm.output(job)
     said = slurm.output(job)
     assert "WORLD_SIZE 4, started by srun" in said
     assert "ranks 0-1 on node0; ranks 2-3 on node1" in said
 
 
 @pytest.mark.full
-def test_a_missing_rank_is_named(here: Sequence[Machine]) -> None:
-    table, silence = ended(start(here, [0, 1], 4, free_port()))
+def test_a_missing_rank_is_named(here: Sequence[Machine], event: Path) -> None:
+    port = free_port()
+    table, silence = ended(start(here, [0], 4, port, event, MEETS_ANOTHER) + start(here, [1], 4, port))
     assert "2 of 4 are here: ranks 0-1 on" in table
     assert "ranks 2-3: no message" in table
     assert not silence
 
 
 @pytest.mark.full
-def test_without_rank_0_the_others_speak(here: Sequence[Machine]) -> None:
-    for rank, said in zip((1, 2), ended(start(here, [1, 2], 3, free_port())), strict=True):
+def test_without_rank_0_the_others_speak(here: Sequence[Machine], now: Path) -> None:
+    for rank, said in zip((1, 2), ended(start(here, [1, 2], 3, free_port(), now)), strict=True):
         assert f"rank {rank} on" in said
         assert "nobody listens there" in said
         assert "→ start rank 0" in said
 
 
 @pytest.mark.full
-def test_a_rank_that_dies_under_torchrun_is_named(here: Sequence[Machine], tmp_path: Path) -> None:
-    """It dies once the others are there; torchrun then stops them, and rank 0 still has the time to speak."""
-    dies = tmp_path / "dies.py"
+def test_a_rank_that_dies_under_torchrun_is_named(here: Sequence[Machine], event: Path) -> None:
+    """It dies once rank 0 has met the others; torchrun then stops them, and rank 0 still has the time to speak."""
+    dies = event.with_name("dies.py")
     dies.write_text(f"""
 import os, runpy, sys, time
-from torch.distributed import TCPStore
-if os.environ["RANK"] == "2":
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    store.wait(["0/ranks/0", "0/ranks/1"])
-    time.sleep(1)
-    sys.exit(3)
+EVENT = {str(event)!r}
+{MEETS_ANOTHER}
+while os.environ["RANK"] == "2":
+    time.sleep(0.02)
+    if os.path.exists(EVENT):
+        sys.exit(3)
 runpy.run_path({str(RECIPE)!r}, run_name="__main__")
 """)
     command = ["torchrun", "--standalone", "--nproc-per-node=3"]
-    (said,) = ended([here[0].start([*command, str(dies), "--patience=20"], CPU)])
+    (said,) = ended([here[0].fork([*command, str(dies), f"--patience={PATIENCE_S:g}"], CPU)])
     assert "2 of 3 are here: ranks 0-1 on" in said
     assert "rank 2: no message before the launcher stopped this run" in said
 
 
 @pytest.mark.full
-def test_a_rank_given_twice(here: Sequence[Machine]) -> None:
-    """Whoever should have been rank 2 came as rank 1; so rank 0 waits, and the second one cannot be too late."""
-    said = "".join(ended(start(here, [0, 1, 1], 3, free_port())))
-    assert "two processes have" in said
+def test_a_rank_given_twice(here: Sequence[Machine], event: Path) -> None:
+    """Whoever should have been rank 2 came as rank 1; so rank 0 waits, until the second one has come."""
+    port = free_port()
+    programs = start(here, [0], 3, port, event) + start(here, [1, 1], 3, port)
+    assert wait_until(lambda: any(program.returncode is not None for program in programs))
+    event.touch()
+    assert "two processes have" in "".join(ended(programs))
 
 
 def test_world_sizes_that_differ(here: Sequence[Machine]) -> None:
@@ -300,69 +412,57 @@ def test_debians_name_for_itself(nodes: Nodes) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("what", ["port", "cable"])
-def test_a_store_that_does_not_answer(nodes: Nodes, what: str) -> None:
+def test_a_store_that_does_not_answer(nodes: Nodes, what: str, now: Path) -> None:
     with nodes[0].blocked(29500) if what == "port" else nodes.unplugged(nodes[1]):
-        table, said = ended(start(nodes, [0, 1], 2))
+        table, said = ended(start(nodes, [0, 1], 2, hurry=now, more=SHORT_CONNECT))
     assert "rank 1: no message" in table
     assert "10.77.0.1 (10.77.0.1) port 29500" in said
     assert "no answer" in said or "No route" in said
 
 
 @pytest.mark.full
-def test_only_the_port_of_the_store_is_open(nodes: Nodes) -> None:
+def test_only_the_port_of_the_store_is_open(nodes: Nodes, event: Path) -> None:
     with nodes[0].blocked("32768-60999"):  # ports that the system picks
-        table, _ = ended(start(nodes, [0, 1], 2))
+        table, _ = ended(start(nodes, [0, 1], 2, hurry=event, more=SHORT_CONNECT))
     assert "node1 cannot reach node0, 10.77.0.1: " in table
     assert "open all ports between machines" in table
 
 
 @pytest.mark.full
-def test_names_that_mean_nothing_or_the_wrong_machine(nodes: Nodes) -> None:
-    for said in ended(start(nodes, [0, 1], 2, MASTER_ADDR="node9")):
+def test_names_that_mean_nothing_or_the_wrong_machine(nodes: Nodes, now: Path) -> None:
+    for said in ended(start(nodes, [0, 1], 2, hurry=now, MASTER_ADDR="node9")):
         assert "the name is unknown" in said
-    _, said = ended(start(nodes, [0, 1], 2, MASTER_ADDR="localhost"))
+    _, said = ended(start(nodes, [0, 1], 2, hurry=now, MASTER_ADDR="localhost"))
     assert "nobody listens there, on this machine" in said
-    table, _ = ended(start(nodes, [0, 1], 2, MASTER_ADDR=nodes[1].address))
+    table, _ = ended(start(nodes, [0, 1], 2, hurry=now, more=SHORT_STORE, MASTER_ADDR=nodes[1].address))
     assert "MASTER_ADDR is 10.77.0.2, but rank 0 runs on node0" in " ".join(table.split())
 
 
 @pytest.mark.full
-def test_another_program_has_the_port(here: Sequence[Machine]) -> None:
+def test_another_program_has_the_port(here: Sequence[Machine], now: Path) -> None:
     """torch's own client would wait for it without end, whatever its timeout."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        table, said = ended(start(here, [0, 1], 2, server.getsockname()[1]))
+        port = server.getsockname()[1]
+        table, said = ended(start(here, [0], 2, port) + start(here, [1], 2, port, now, SHORT_CHECK))
     assert "is taken" in table
-    assert f"not done after {PATIENCE_S + 1} s" in said
+    assert f"not done after {PATIENCE_S + 1:g} s" in said
     assert "ss -ltnp" in said
 
 
-def patched(folder: Path, line: str) -> list[str]:
-    """The command of the recipe after this line, which changes torch."""
-    program = folder / "patched.py"
-    program.write_text(
-        f"import os, runpy, sys, time; import torch.distributed as dist; {line}; sys.argv = sys.argv[1:]; "
-        "runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    return ["python", str(program), str(RECIPE), f"--patience={PATIENCE_S}"]
-
-
 @pytest.mark.full
-def test_a_rank_that_hangs_in_a_check(here: Sequence[Machine], tmp_path: Path) -> None:
+def test_a_rank_that_hangs_in_a_check(here: Sequence[Machine], event: Path) -> None:
     """Inside torch, as far as the program can see; rank 0 has gloo's own bound and says both."""
     port = free_port()
-    command = patched(tmp_path, "dist.init_process_group = lambda *_, **__: time.sleep(99)")
-    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": here[0].address, "MASTER_PORT": str(port), **CPU}
-    table, _ = ended([*start(here, [0], 2, port), here[0].fork(command, env)])
-    assert f"rank 1: not done after {PATIENCE_S + 1} s" in table
+    programs = start(here, [0], 2, port, event, SHORT_GROUP) + start(here, [1], 2, port, event, HANGS + SHORT_CHECK)
+    table, _ = ended(programs)
+    assert f"rank 1: not done after {PATIENCE_S + 1:g} s" in table
     assert "not checked: small all-reduce, large all-reduce" in table
 
 
 @pytest.mark.full
-def test_a_rank_0_that_freezes_holds_nobody(here: Sequence[Machine], tmp_path: Path) -> None:
+def test_a_rank_0_that_freezes_holds_nobody(here: Sequence[Machine], event: Path) -> None:
     """With it its store is silent, and torch's client waits for that without end, whatever its timeout."""
     port = free_port()
-    command = patched(tmp_path, "dist.init_process_group = lambda *_, **__: os.kill(os.getpid(), 19)")
-    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": here[0].address, "MASTER_PORT": str(port), **CPU}
-    here[0].fork(command, env)
-    (said,) = ended(start(here, [1], 2, port))
-    assert f"no message from rank 0 for {2 * PATIENCE_S + 5} s" in said
+    start(here, [0], 2, port, event, FREEZES)
+    (said,) = ended(start(here, [1], 2, port, event, WAITS + SHORT_CHECK + SHORT_SILENCE))
+    assert f"no message from rank 0 for {2 * PATIENCE_S + 5:g} s" in said

@@ -14,7 +14,7 @@ import yaml
 from ddplab.labs.machines import PATH, loopback
 from ddplab.labs.recipes import FOLDER, torchrun
 from slurm import Slurm
-from tools import free_port, missing
+from tools import PATIENCE_S, free_port, missing
 
 SMALL = ["--steps=4", "--width=16", "--layers=1", "--context=16", "--batch=8", "--save-every=999"]
 CLEAN = {name: text for name, text in os.environ.items() if not name.startswith(("RANK", "SLURM_", "TORCHELASTIC_"))}
@@ -22,7 +22,7 @@ CLEAN = {name: text for name, text in os.environ.items() if not name.startswith(
 
 def python(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], cwd=FOLDER, env=CLEAN, capture_output=True, text=True, timeout=170
+        [sys.executable, *command], cwd=FOLDER, env=CLEAN, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -62,7 +62,7 @@ def test_notebook(tmp_path: Path) -> None:
     notebook = nbformat.read(FOLDER / "notebook.ipynb", as_version=4)
     env = {"PATH": PATH, "OMP_NUM_THREADS": "1"}
     client = nbclient.NotebookClient(
-        notebook, timeout=170, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=int(PATIENCE_S), kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute(env={**CLEAN, **env})
     trained, _, summed, gradients, spawned = [
@@ -85,7 +85,7 @@ def test_slurm_numbers_processes(slurm: Slurm, tmp_path: Path) -> None:
     each = tmp_path / "%t.json"  # a file per task: srun may cut a line of over 1,024 characters in two
     script.write_text(f"#!/bin/bash\nsrun --output={each} {sys.executable} {FOLDER / 'variables.py'}\n")
     job = slurm.sbatch(script, "--nodes=2", "--ntasks-per-node=2")
-    assert slurm.wait(job, 60) == "COMPLETED", slurm.output(job)
+    assert slurm.wait(job) == "COMPLETED", slurm.output(job)
     told = [json.loads((tmp_path / f"{task}.json").read_text()) for task in range(4)]
     place = [(v["SLURM_PROCID"], v["SLURM_NODEID"], v["SLURM_LOCALID"]) for v in told]
     assert place == [("0", "0", "0"), ("1", "0", "1"), ("2", "1", "0"), ("3", "1", "1")]
@@ -149,6 +149,6 @@ def test_torchrun_in_pods(tmp_path: Path) -> None:
             )
             for host, node in zip(hosts, "01", strict=True)
         ]
-        said = pods[0].wait(100) or pods[0].output
+        said = pods[0].wait(PATIENCE_S) or pods[0].output
     assert "of 2 ranks" in said
     assert "complete after step 4" in said, said

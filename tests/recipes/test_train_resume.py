@@ -13,8 +13,8 @@ import pytest
 from ddplab import checkpoint as manager
 from ddplab.labs.machines import loopback
 from ddplab.runtime.needs import needs
+from tools import PATIENCE_S
 from trainer import (
-    LIMIT_S,
     TINY,
     TRAIN,
     call,
@@ -182,9 +182,9 @@ def test_a_signal_to_torchrun_reaches_the_ranks(tmp_path):
         agent = host.start(
             ["torchrun", *options, str(TRAIN), *map(str, TINY), "--steps", "1000000", "--out", str(tmp_path)]
         )
-        agent.wait_for("step     3", LIMIT_S)
+        agent.wait_for("step     3", PATIENCE_S)
         os.kill(agent.pid, signal.SIGUSR1)
-        assert agent.wait(LIMIT_S)
+        assert agent.wait(PATIENCE_S)
     said = agent.output[agent.output.index("stopped") :]
     assert said.startswith("stopped by a signal and saved")
     assert not losses(said)
@@ -198,9 +198,9 @@ def test_sigterm_to_every_process_of_torchrun_loses_nothing(workers, tmp_path):
     tiny = [*map(str, TINY), "--steps=1000000", f"--workers={workers}", f"--out={tmp_path}"]
     with loopback(1) as (host,):
         agent = host.start(["torchrun", "--standalone", "--nproc-per-node=2", str(TRAIN), *tiny])
-        agent.wait_for("step     3", LIMIT_S)
+        agent.wait_for("step     3", PATIENCE_S)
         os.killpg(agent.pid, signal.SIGTERM)  # torchrun passes it on to the group of each rank
-        assert agent.wait(LIMIT_S)
+        assert agent.wait(PATIENCE_S)
     assert "stopped by a signal and saved" in agent.output, agent.output
     assert checkpoint(tmp_path)["step"] >= 3
 

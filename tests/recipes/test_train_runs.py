@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, StackDataset
 from ddplab import launch
 from ddplab.labs.machines import loopback
 from ddplab.labs.recipes import FOLDER, torchrun
-from trainer import LIMIT_S, TINY, TRAIN, checkpoint, losses, start, tensors, train, validation
+from tools import PATIENCE_S
+from trainer import TINY, TRAIN, checkpoint, losses, start, tensors, train, validation
 
 
 @pytest.mark.full
@@ -84,7 +85,7 @@ def test_its_log_tells_speed_and_memory_and_the_fused_step_learns_alike(tmp_path
 def test_alone_without_any_variable(tmp_path):
     with loopback(1) as (host,):
         alone = host.fork(["python", str(TRAIN), *map(str, TINY), "--steps", "2", "--out", str(tmp_path)])
-        assert alone.wait(LIMIT_S) == 0
+        assert alone.wait(PATIENCE_S) == 0
     assert "1 ranks × 1" in alone.output
 
 
@@ -138,7 +139,7 @@ def test_the_text_is_what_its_generator_writes(tmp_path):
     data = FOLDER / "data"
     generator = tmp_path / "make_text.py"
     generator.write_bytes((data / "make_text.py").read_bytes())
-    subprocess.run([sys.executable, generator], check=True, timeout=60)
+    subprocess.run([sys.executable, generator], check=True, timeout=PATIENCE_S)
     assert (tmp_path / "collectives.txt").read_bytes() == (data / "collectives.txt").read_bytes()
 
 

@@ -19,10 +19,9 @@ from ddplab.labs.machines import Fork, Program
 from ddplab.labs.recipes import FOLDER
 from ddplab.runtime.environment import torchrun_variables
 from ddplab.runtime.needs import ON_CPU  # ranks would share a GPU, and one rank in bf16 is not two in fp32
-from tools import free_port
+from tools import PATIENCE_S, free_port
 
 TRAIN = FOLDER / "train.py"
-LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
 TINY = ["--width", 16, "--layers", 1, "--context", 16, "--batch", 8, "--log-every", 1, "--save-every", 999]
 
 
@@ -52,7 +51,7 @@ def start(ranks: int, *args: object, program: Path = TRAIN, slurm: bool = False,
                 env |= {"SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": str(os.getpid())}
             fork = partial(Fork, cwd=cwd, stderr=Path(folder) / str(r))
             started.append(Program(command, {**ON_CPU, **env}, fork))
-        codes = [process.wait(LIMIT_S) for process in started]
+        codes = [process.wait(PATIENCE_S) for process in started]
         return [Rank(codes[r], started[r].output, (Path(folder) / str(r)).read_text()) for r in range(ranks)]
 
 
@@ -71,7 +70,7 @@ def start_python(ranks: int, *args: object, program: Path = TRAIN, path: Path) -
         for r in range(ranks)
     ]
     try:
-        said = [process.communicate(timeout=LIMIT_S) for process in processes]
+        said = [process.communicate(timeout=PATIENCE_S) for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:
@@ -98,7 +97,7 @@ def call(ranks: int, *args: object) -> list[Rank]:
                 code = end.code
         return code, out.getvalue(), err.getvalue()
 
-    options = {"init": False, "quiet": True, "timeout_s": LIMIT_S, "env": ON_CPU}
+    options = {"init": False, "quiet": True, "timeout_s": PATIENCE_S, "env": ON_CPU}
     ended = launch(worker, ranks, str(FOLDER), [str(arg) for arg in args], **options)
     return [Rank(*end) for end in ended]
 
@@ -136,7 +135,7 @@ def live(ranks: int, log: Path, kill: str, when: float, *args: object) -> bool:
             except SystemExit as end:
                 return end.code
 
-    options = {"init": False, "quiet": True, "timeout_s": LIMIT_S, "env": ON_CPU}
+    options = {"init": False, "quiet": True, "timeout_s": PATIENCE_S, "env": ON_CPU}
     try:
         codes = launch(worker, ranks, str(FOLDER), str(log), kill, when, [str(arg) for arg in args], **options)
     except LaunchError as death:
