@@ -153,7 +153,7 @@ def meet(path, own):
     future = dcp.async_save(content(1), checkpoint_id=path, planner=Held(), process_group=group)
     if dist.get_rank() == 0:
         wait_for_collective(before)  # of the save, while rank 1's is held
-    if not own:
+    if group is loop:
         shorten(loop, 1)
     summed = torch.ones(3)
     work = dist.all_reduce(summed, group=loop, async_op=True)
