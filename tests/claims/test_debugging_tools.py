@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddplab.flight import compare, compare_lines, dump_when_stuck, read_dumps, write_dump
 from ddplab.labs.postmortem import report
 from ddplab.runtime.torch_private import flight_dump
+from tools import PATIENCE_S
 
 
 def seconds(s):
@@ -213,12 +214,12 @@ def test_only_with_record_the_error_file_has_the_exception_of_the_rank_that_fail
     """Under torchrun one of two ranks raises: with @record the file names it, without there is no file."""
     program = tmp_path / "train.py"
     program.write_text(
-        textwrap.dedent("""
+        textwrap.dedent(f"""
         import os, sys, time
         def main():
             if os.environ["RANK"] == "1":
                 raise FileNotFoundError("no shard 1")
-            time.sleep(60)
+            time.sleep({PATIENCE_S})
         if os.environ["RANK"] == "1" and "record" in sys.argv:
             from torch.distributed.elastic.multiprocessing.errors import record
             main = record(main)

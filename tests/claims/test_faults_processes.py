@@ -194,13 +194,13 @@ def test_without_the_guard_every_child_runs_the_file(tmp_path):
 
 # -- processes --------------------------------------------------------------------------------------
 
-RAISES = """
+RAISES = f"""
 import os, time
 
 def main():
     if os.environ["RANK"] == "1":
         raise ValueError("this is the reason")
-    time.sleep(60)
+    time.sleep({PATIENCE_S})
 
 if os.environ["RANK"] == os.environ.get("WITH_RECORD"):
     from torch.distributed.elastic.multiprocessing.errors import record
@@ -235,7 +235,7 @@ def test_what_rank_0_printed_is_lost_when_it_is_ended(tmp_path):
         "if os.environ['RANK'] == '0':\n"
         "    print('rank 0 is at step 3')\n"
         "    open('printed', 'w').close()\n"
-        "    time.sleep(60)\n"
+        f"    time.sleep({PATIENCE_S})\n"
         "while not os.path.exists('printed'):\n"
         "    time.sleep(0.05)\n"
         "sys.exit(1)\n"
