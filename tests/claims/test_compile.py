@@ -1,11 +1,12 @@
 """Where torch.compile cuts the graph of a DDP model."""
 
 import torch
+from patience import launch
 from proof import proves
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddplab import device, launch
+from ddplab import device
 from ddplab.buckets import MIB, assign
 from ddplab.runtime.torch_private import ddp_facts
 

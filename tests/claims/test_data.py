@@ -1,6 +1,5 @@
 """Who reads which sample: samplers, streams, worker seeds, evaluation and a position in the middle of an epoch."""
 
-import datetime
 import math
 import multiprocessing
 import os
@@ -16,16 +15,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from patience import launch, patient_group, postmortem, shorten
 from proof import proves, side_by_side
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, WeightedRandomSampler, get_worker_info
 
-from ddplab import device, launch
-from ddplab.labs.postmortem import postmortem
+from ddplab import device
 from ddplab.runtime.needs import ON_CPU
 from ddplab.runtime.torch_private import flight_records
+from tools import PATIENCE_S
 
 
 def orders(ranks, samples, epoch=0, seed=None, **options):
@@ -590,7 +590,8 @@ def test_f1_comes_from_the_counts_of_all_ranks():
 
 def reduced(metrics, hasty=()):
     """Sum each metric over ranks, as a logger does; for those that are named ``hasty`` it waits two seconds."""
-    quick, totals = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=2)), {}
+    quick, totals = patient_group(), {}
+    shorten(quick, 2)
     for name, number in metrics.items():
         total = torch.tensor(number)
         try:
@@ -739,4 +740,4 @@ def test_an_epoch_in_shared_memory_reaches_persistent_workers(tmp_path):
     contexts = ("fork", "spawn")
     command = [sys.executable, str(script)]
     started = [subprocess.Popen([*command, context], stdout=subprocess.PIPE, text=True) for context in contexts]
-    assert [process.communicate(timeout=120)[0].strip() for process in started] == ["[3, 3, 5, 5]"] * 2
+    assert [process.communicate(timeout=PATIENCE_S)[0].strip() for process in started] == ["[3, 3, 5, 5]"] * 2

@@ -15,13 +15,15 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from patience import patient_group, postmortem, shorten
 from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab.flight import compare, compare_lines, dump_when_stuck, read_dumps, write_dump
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.labs.postmortem import report
 from ddplab.runtime.torch_private import flight_dump
+from tools import PATIENCE_S
 
 
 def seconds(s):
@@ -30,26 +32,28 @@ def seconds(s):
 
 @proves("tool-timeout-of-the-group")
 def test_a_collective_has_the_timeout_of_its_group_and_a_new_group_that_of_the_backend():
-    """Three groups, three timeouts, as the recorder keeps them; the one of 0.5 s ends the wait, and is then broken."""
+    """Three groups, three timeouts, as the recorder keeps them; cut to 0.5 s, one ends the wait, and is then broken."""
 
     def worker():
-        short, silent = dist.new_group(backend="gloo", timeout=seconds(0.5)), dist.new_group(backend="gloo")
+        own, silent = dist.new_group(backend="gloo", timeout=seconds(700)), dist.new_group(backend="gloo")
         one, raised = torch.ones(1), []
-        for group in (dist.group.WORLD, silent):
+        for group in (dist.group.WORLD, silent, own):
             dist.all_reduce(one, group=group)
+        timeouts = [entry["timeout_ms"] for entry in flight_dump()["entries"]]
+        shorten(own, 0.5)
         if dist.get_rank() == 0:
             for _ in range(2):
                 try:
-                    dist.all_reduce(one, group=short)
+                    dist.all_reduce(one, group=own)
                 except RuntimeError as error:
                     raised.append(str(error))
         dist.barrier()
-        return [entry["timeout_ms"] for entry in flight_dump()["entries"]][:3], raised
+        return timeouts, raised
 
-    endings = postmortem(worker, 2, group_timeout_s=25)
+    endings = postmortem(worker, 2, group_timeout_s=800)
     assert [e.how for e in endings] == ["returned"] * 2, report(endings)
     timeouts, raised = endings[0].value
-    assert timeouts == [25_000, 1_800_000, 500]
+    assert timeouts == [800_000, 1_800_000, 700_000]
     assert "Timed out waiting 500ms" in raised[0]
     assert len(raised) == 2
     assert "Timed out" not in raised[1]
@@ -82,10 +86,12 @@ def test_the_comparator_names_rank_collective_and_line_of_a_real_hang(tmp_path):
     """One rank skips a DDP step alone: its dump and the others' part at that step, each with the line it stands in."""
 
     def worker(folder):
-        rank, group = dist.get_rank(), dist.new_group(backend="gloo", timeout=seconds(2))
+        rank, group = dist.get_rank(), patient_group()
         model = DDP(nn.Linear(4, 1), process_group=group)
         with dump_when_stuck(folder, after_s=0.5):
             for step in range(4):
+                if step == 2:
+                    shorten(group, 2)  # all have done two steps
                 dist.broadcast(torch.zeros(1), src=0, group=group)
                 loss = model(torch.ones(2, 4)).sum()
                 if not (rank == 1 and step == 2):
@@ -164,7 +170,7 @@ def test_faulthandler_writes_the_stack_of_a_rank_that_waits_and_python_handlers_
         return [frame.f_code.co_name for frame, _ in frames]
 
     def worker(folder):
-        rank, group = dist.get_rank(), dist.new_group(backend="gloo", timeout=seconds(90))
+        rank, group = dist.get_rank(), patient_group()
         stacks, handled = f"{folder}/{rank}.stacks", []
 
         def mean_loss():
@@ -173,29 +179,30 @@ def test_faulthandler_writes_the_stack_of_a_rank_that_waits_and_python_handlers_
         if rank == 0:
             with open(stacks, "w") as file:
                 faulthandler.register(signal.SIGUSR2, file=file)
-                signal.signal(signal.SIGTERM, lambda *_: handled.append("before" if waiting else "after"))
-                waiting = True
+                signal.signal(signal.SIGTERM, lambda *_: handled.append("ran"))
 
                 def poke():
                     while "all_reduce" not in functions_of(threading.main_thread()):
                         time.sleep(0.01)
                     os.kill(os.getpid(), signal.SIGUSR2)
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    time.sleep(0.2)  # a handler that could run would
-                    silent.append(not handled)
+                    while not silent:  # a first signal may come before the wait has begun
+                        handled.clear()
+                        os.kill(os.getpid(), signal.SIGTERM)
+                        time.sleep(0.2)  # a handler that could run would
+                        if not handled:
+                            silent.append(True)
                     open(f"{folder}/go", "w").close()
 
                 silent = []
                 threading.Thread(target=poke).start()
                 mean_loss()
                 return silent, open(stacks).read()
-        deadline = time.monotonic() + 80
-        while not os.path.exists(f"{folder}/go") and time.monotonic() < deadline:
+        while not os.path.exists(f"{folder}/go"):
             time.sleep(0.02)
         mean_loss()
         return None
 
-    endings = postmortem(worker, 2, str(tmp_path), timeout_s=100)
+    endings = postmortem(worker, 2, str(tmp_path))
     assert [e.how for e in endings] == ["returned"] * 2, report(endings)
     silent, stack = endings[0].value
     assert silent == [True]
@@ -207,12 +214,12 @@ def test_only_with_record_the_error_file_has_the_exception_of_the_rank_that_fail
     """Under torchrun one of two ranks raises: with @record the file names it, without there is no file."""
     program = tmp_path / "train.py"
     program.write_text(
-        textwrap.dedent("""
+        textwrap.dedent(f"""
         import os, sys, time
         def main():
             if os.environ["RANK"] == "1":
                 raise FileNotFoundError("no shard 1")
-            time.sleep(60)
+            time.sleep({PATIENCE_S})
         if os.environ["RANK"] == "1" and "record" in sys.argv:
             from torch.distributed.elastic.multiprocessing.errors import record
             main = record(main)
@@ -226,7 +233,7 @@ def test_only_with_record_the_error_file_has_the_exception_of_the_rank_that_fail
 
             main(["--standalone", "--nproc-per-node=2", str(program), *arguments])
 
-        (ending,) = postmortem(agent, 1, init=False, timeout_s=90, env={"TORCHELASTIC_ERROR_FILE": str(file)})
+        (ending,) = postmortem(agent, 1, init=False, env={"TORCHELASTIC_ERROR_FILE": str(file)})
         assert ending.how == "raised"
         return ending
 

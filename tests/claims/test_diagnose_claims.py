@@ -1,18 +1,17 @@
 """`ddplab diagnose` on the output of real ranks that fail in known ways."""
 
 import traceback
-from datetime import timedelta
 from functools import partial
 from itertools import chain, zip_longest
 
 import torch
 import torch.distributed as dist
+from patience import patient_group, postmortem, shorten
 from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab.diagnose import diagnose
-from ddplab.labs.postmortem import postmortem
 
 
 class Net(nn.Module):
@@ -33,14 +32,16 @@ class Net(nn.Module):
 
 def train(fault):
     last = dist.get_rank() == dist.get_world_size() - 1
-    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=1))
+    gloo = patient_group()
     try:
         layers = 3 if last and fault == "ddp-parameter-counts-differ" else 2
         model = DDP(Net(layers), process_group=gloo)
         used = {"ddp-unused-parameter": 1, "ddp-modified-in-place": 2}.get(fault)
         for step in range(3):
-            if last and step == 2 and fault == "gloo-timeout":
-                break
+            if step == 2 and fault == "gloo-timeout":
+                shorten(gloo, 1)
+                if last:
+                    break
             if last and step == 1 and fault == "python-exception":
                 raise KeyError("label")
             model(torch.ones(2, 4), used).backward()

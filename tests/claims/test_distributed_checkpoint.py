@@ -1,16 +1,15 @@
 """torch.distributed.checkpoint: saves in the background, shares of ranks, and what a reader may ask for."""
 
-import datetime
 import os
 import pickle
 import signal
 import threading
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from patience import launch, patient_group, postmortem, shorten
 from proof import proves, side_by_side
 from torch import nn
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -18,19 +17,14 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplab import launch
-from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.needs import ON_CPU
 from ddplab.runtime.torch_private import flight_records
-
-WAIT_S = 20  # bound of everything that waits for another thread
+from tools import PATIENCE_S, wait_until
 
 
 def wait_for_collective(before):
     """Until another thread of this rank has begun a collective."""
-    end = time.monotonic() + WAIT_S
-    while len(flight_records()) == before and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_until(lambda: len(flight_records()) > before)
 
 
 def content(step):
@@ -99,7 +93,7 @@ def test_what_is_saved_is_of_the_moment_of_the_call(tmp_path):
     def worker(path):
         class Late(dcp.DefaultSavePlanner):
             def finish_plan(self, plan):
-                assert stepped.wait(WAIT_S)
+                assert stepped.wait(PATIENCE_S)
                 return super().finish_plan(plan)
 
         stepped, group = threading.Event(), dist.new_group(backend="gloo")
@@ -149,16 +143,18 @@ def meet(path, own):
     class Held(dcp.DefaultSavePlanner):
         def create_local_plan(self):
             if dist.get_rank() == 1:
-                looped.wait(WAIT_S)
+                looped.wait(PATIENCE_S)
             return super().create_local_plan()
 
     looped = threading.Event()
-    loop = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=20 if own else 1))
+    loop = patient_group()
     group = dist.new_group(backend="gloo") if own else loop
     before = len(flight_records())
     future = dcp.async_save(content(1), checkpoint_id=path, planner=Held(), process_group=group)
     if dist.get_rank() == 0:
         wait_for_collective(before)  # of the save, while rank 1's is held
+    if group is loop:
+        shorten(loop, 1)
     summed = torch.ones(3)
     work = dist.all_reduce(summed, group=loop, async_op=True)
     looped.set()
@@ -190,26 +186,29 @@ def test_a_second_save_before_the_end_of_the_first(tmp_path):
         class Late(dcp.DefaultSavePlanner):
             def create_local_plan(self):
                 if dist.get_rank() == 1 and not wait:
-                    second.wait(WAIT_S)
+                    second.wait(PATIENCE_S)
                     wait_for_collective(before)
                 return super().create_local_plan()
 
         second = threading.Event()
-        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=20 if wait else 1))
+        group = patient_group()
         before = len(flight_records())
         futures = [dcp.async_save(content(1), checkpoint_id=folder / "1", planner=Late(), process_group=group)]
         if wait:
             futures[0].result()
         elif dist.get_rank() == 0:
             wait_for_collective(before)  # of the first save, while rank 1's is late
+        if not wait:
+            shorten(group, 1)
+            before = len(flight_records())
         futures += [dcp.async_save(content(2), checkpoint_id=folder / "2", process_group=group)]
         second.set()
-        return [type(f.exception(WAIT_S)).__name__ for f in futures]
+        return [type(f.exception(PATIENCE_S)).__name__ for f in futures]
 
     waited, overtaken = tmp_path / "waited", tmp_path / "overtaken"
     in_turn, at_once = side_by_side(
         lambda: launch(worker, 2, waited, True),
-        lambda: postmortem(worker, 2, overtaken, False, timeout_s=3 * WAIT_S),
+        lambda: postmortem(worker, 2, overtaken, False),
     )
     assert in_turn == [["NoneType"] * 2] * 2
     assert launch(lambda: [load(waited / str(step))["a"] for step in (1, 2)], 2) == [[1, 2]] * 2
@@ -260,7 +259,7 @@ def test_a_failed_save_is_heard_of_in_the_future_only(tmp_path):
         model, optimizer = build()
         group = dist.new_group(backend="gloo")
         future = dcp.async_save(state_of(model, optimizer), storage_writer=Fails(path), process_group=group)
-        failed = future.exception(WAIT_S)
+        failed = future.exception(PATIENCE_S)
         train(model, optimizer)  # nothing raises here
         return type(failed), sorted(failed.failures), "No space left" in str(failed)
 
@@ -276,7 +275,7 @@ def killed(path, asynchronous):
 
     class Dies(dcp.FileSystemWriter):
         def write_data(self, plan, planner):
-            assert not asynchronous or returned.wait(WAIT_S)
+            assert not asynchronous or returned.wait(PATIENCE_S)
             if dist.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().write_data(plan, planner)
@@ -297,8 +296,8 @@ def test_killed_in_between(tmp_path):
     old, blocking, background = (tmp_path / name for name in ("old", "blocking", "background"))
     _, *killings = side_by_side(
         lambda: launch(save, 2, old),
-        lambda: postmortem(killed, 2, blocking, False, group_timeout_s=5),
-        lambda: postmortem(killed, 2, background, True, group_timeout_s=5),
+        lambda: postmortem(killed, 2, blocking, False),
+        lambda: postmortem(killed, 2, background, True),
     )
     found = launch(lambda: [load(path) for path in (old, blocking, background)], 2)
     for endings, new in zip(killings, (blocking, background), strict=True):
@@ -317,7 +316,7 @@ def test_killed_in_between(tmp_path):
 def test_killed_over_the_old_one(tmp_path):
     """Over the old directory: its ``.metadata`` still fits, and the load mixes two steps without a message."""
     launch(save, 2, tmp_path)
-    postmortem(killed, 2, tmp_path, False, group_timeout_s=5)
+    postmortem(killed, 2, tmp_path, False)
     assert launch(load, 2, tmp_path) == [{"a": 2, "b": 1}] * 2
 
 

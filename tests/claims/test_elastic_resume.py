@@ -11,21 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
+from patience import postmortem
 from proof import proves
 from started import shutdown_timeout
 
 from ddplab.labs.machines import loopback, torchrun
-from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.needs import needs
-from tools import wait_until
+from tools import PATIENCE_S, wait_until
 
-LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
 LIFE = "TORCHELASTIC_RESTART_COUNT"
 FRESH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 # The port is another in each life, but somebody may take it before rank 0 does: so it only names a file to meet in.
-MEET = """
-where = f"file://{sys.argv[1]}-{os.environ['MASTER_PORT']}"
-dist.init_process_group("gloo", where, datetime.timedelta(seconds=60), rank=rank, world_size=world)
+MEET = f"""
+where = f"file://{{sys.argv[1]}}-{{os.environ['MASTER_PORT']}}"
+dist.init_process_group("gloo", where, datetime.timedelta(seconds={PATIENCE_S}), rank=rank, world_size=world)
 """
 TRAINING = """
 import datetime, os, sys, torch, torch.distributed as dist
@@ -71,7 +70,7 @@ def say(text):
 def leave(number, _):
     say(f"got {signal.Signals(number).name}")
     if fate == "exit":
-        time.sleep(2 if life == "0" else 15)  # more than the agent is asked to allow; less than it allows by itself
+        time.sleep(2 if life == "0" else 25)  # more than the agent is asked to allow; less than it allows by itself
     say("left by itself")
     os._exit(1)
 
@@ -96,19 +95,19 @@ if (fate, world, rank) == ("need the other", "2", "1"):
     open(f"{folder}/pipe").read()  # until the other has ended
     say("is alone")
     os._exit(1)
-end_s = time.monotonic() + 150
+end_s = time.monotonic() + PATIENCE_S
 while time.monotonic() < end_s:
     if os.getppid() != agent:
         say("has no agent now")
         agent, end_s = os.getppid(), time.monotonic() + 3
     time.sleep(0.1)
-"""
+""".replace("PATIENCE_S", str(PATIENCE_S))
 # Holds the rendezvous and nothing else: no agent is its host.
 STORE = """
 import sys, time, torch.distributed as dist
 store = dist.TCPStore(sys.argv[1], int(sys.argv[2]), is_master=True, wait_for_workers=False)
-time.sleep(300)
-"""
+time.sleep(PATIENCE_S)
+""".replace("PATIENCE_S", str(PATIENCE_S))
 
 
 def program(text, *arguments):
@@ -130,7 +129,7 @@ def one_rank_is_killed(folder):
     with loopback(1) as hosts:
         options = ["--nproc-per-node=2", "--max-restarts=1"]
         (agent,) = torchrun(hosts, *options, *program(TRAINING, folder, 7, 3), env=FRESH)
-        assert agent.wait(LIMIT_S) == 0, agent.output
+        assert agent.wait(PATIENCE_S) == 0, agent.output
         return agent.output
 
 
@@ -141,35 +140,35 @@ def one_rank_exits(folder):
         options += shutdown_timeout(1)
         (agent,) = torchrun(hosts, *options, *program(WAITING, "exit", folder))
         for rank in (0, 1):
-            agent.wait_for(f"rank {rank} of 2 life 1: pid", LIMIT_S)
+            agent.wait_for(f"rank {rank} of 2 life 1: pid", PATIENCE_S)
         restarted = agent.output
         os.kill(agent.pid, signal.SIGTERM)
-        agent.wait(LIMIT_S)
+        agent.wait(PATIENCE_S)
         return restarted, agent.output.removeprefix(restarted)
 
 
 def two_agents_are_killed(folder):
     """Of three: first agent 2, then agent 0, who hosts the rendezvous. What the others said until each."""
     with loopback(3) as hosts:
-        # Agent 0 takes a node for dead whose heart has not beaten for 3 s, and says so and when its own has beaten.
+        # Agent 0 takes a node for dead whose heart has not beaten for 10 s, and says so and when its own has beaten.
         conf = "keep_alive_interval=1,keep_alive_max_attempt="
         each = {host: [f"--rdzv-conf=is_host=0,{conf}100"] for host in hosts}
-        each[hosts[0]] = [f"--rdzv-conf=is_host=1,{conf}3"]
+        each[hosts[0]] = [f"--rdzv-conf=is_host=1,{conf}10"]
         env = {"LOGLEVEL": "DEBUG"}
         agents = torchrun(hosts, "--max-restarts=3", *program(WAITING, "stay", folder), each=each.get, env=env)
         for rank, agent in enumerate(agents):
-            agent.wait_for(f"rank {rank} of 3 life 0: pid", LIMIT_S)
+            agent.wait_for(f"rank {rank} of 3 life 0: pid", PATIENCE_S)
         os.kill(agents[2].pid, signal.SIGKILL)
-        agents[2].wait_for("rank 2 of 3 life 0: has no agent now", LIMIT_S)
-        agents[0].wait_for("Detected dead node '127.0.0.3", LIMIT_S)
+        agents[2].wait_for("rank 2 of 3 life 0: has no agent now", PATIENCE_S)
+        agents[0].wait_for("Detected dead node '127.0.0.3", PATIENCE_S)
         (orphan,) = re.findall(r"rank 2 of 3 life 0: pid (\d+)", agents[2].output)
-        assert wait_until(lambda: not os.path.exists(f"/proc/{orphan}"), LIMIT_S)  # the node is gone, its ranks with it
+        assert wait_until(lambda: not os.path.exists(f"/proc/{orphan}"))  # the node is gone, its ranks with it
         beat = "has sent a keep-alive heartbeat"
         later = agents[0].output.count(beat) + 3
-        assert wait_until(lambda: agents[0].output.count(beat) > later, LIMIT_S)
+        assert wait_until(lambda: agents[0].output.count(beat) > later)
         one_less = [agent.output for agent in agents[:2]]
         os.kill(agents[0].pid, signal.SIGKILL)
-        return one_less, agents[1].wait(LIMIT_S), agents[1].output
+        return one_less, agents[1].wait(PATIENCE_S), agents[1].output
 
 
 def one_of_three_fails(folder):
@@ -179,7 +178,7 @@ def one_of_three_fails(folder):
         each = {host: [f"--rdzv-conf=is_host={int(host is hosts[0])}"] for host in hosts}
         agents = torchrun(hosts, "--max-restarts=1", *program_of_ranks, each=each.get)
         for agent in agents:
-            assert wait_until(lambda agent=agent: agent.output.count(": pid") == 2, LIMIT_S)
+            assert wait_until(lambda agent=agent: agent.output.count(": pid") == 2)
         return [agent.output for agent in agents]
 
 
@@ -189,7 +188,7 @@ def the_store_is_a_process_of_its_own(folder):
     with loopback(2) as hosts:
         port = hosts[1].free_port()
         hosts[1].start(["python", "-c", STORE, hosts[1].address, str(port)], hosts[1].agent_env)
-        conf = "is_host=0,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
+        conf = "is_host=0,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=10"
         meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[1].address}:{port}", f"--rdzv-conf={conf}"]
 
         def start(host):
@@ -198,11 +197,11 @@ def the_store_is_a_process_of_its_own(folder):
             return host.start(["torchrun", *options, *ranks], {**host.agent_env, **FRESH})
 
         first, second = map(start, hosts)
-        pid = re.search(r"pid (\d+)", first.wait_for("rank 0 of 2", LIMIT_S))[1]
-        second.wait_for("rank 1 of 2", LIMIT_S)
+        pid = re.search(r"pid (\d+)", first.wait_for("rank 0 of 2", PATIENCE_S))[1]
+        second.wait_for("rank 1 of 2", PATIENCE_S)
         os.kill(first.pid, signal.SIGKILL)
         os.kill(int(pid), signal.SIGKILL)
-        second.wait_for("rank 0 of 1 life 1", LIMIT_S)
+        second.wait_for("rank 0 of 1 life 1", PATIENCE_S)
         return second.output, second.returncode
 
 
@@ -213,7 +212,7 @@ def a_node_joins_and_is_lost(fresh, restarts, folder):
         port = first.free_port()
 
         def start(host):
-            conf = f"is_host={int(host is first)},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
+            conf = f"is_host={int(host is first)},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=10"
             meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first.address}:{port}", f"--rdzv-conf={conf}"]
             options = ["--nnodes=1:2", f"--max-restarts={restarts}", f"--local-addr={host.address}", *meet]
             ranks = program(WAITING, "need the other", folder)
@@ -221,13 +220,13 @@ def a_node_joins_and_is_lost(fresh, restarts, folder):
 
         env = FRESH if fresh else {}
         old = start(first)
-        old.wait_for("rank 0 of 1 life 0", LIMIT_S)
+        old.wait_for("rank 0 of 1 life 0", PATIENCE_S)
         new = start(second)
-        old.wait_for("rank 1 of 2", LIMIT_S)
-        pid = re.search(r"pid (\d+)", new.wait_for("rank 0 of 2", LIMIT_S))[1]
+        old.wait_for("rank 1 of 2", PATIENCE_S)
+        pid = re.search(r"pid (\d+)", new.wait_for("rank 0 of 2", PATIENCE_S))[1]
         os.kill(new.pid, signal.SIGKILL)
         os.kill(int(pid), signal.SIGKILL)
-        old.wait_for("rank 0 of 1 life 1", LIMIT_S) if restarts else old.wait(LIMIT_S)
+        old.wait_for("rank 0 of 1 life 1", PATIENCE_S) if restarts else old.wait(PATIENCE_S)
         return old.output, new.output, old.returncode
 
 
@@ -363,18 +362,18 @@ import os, sys, time
 rank, life, folder = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], sys.argv[1]
 print(f"rank {rank} of {os.environ['WORLD_SIZE']} life {life}: pid {os.getpid()}", flush=True)
 open(f"{folder}/{rank} is there", "w").close()
-awaited, end_s = {"0": "rank 0 may fail", "1": "0 is there"}[rank], time.monotonic() + 150
+awaited, end_s = {"0": "rank 0 may fail", "1": "0 is there"}[rank], time.monotonic() + PATIENCE_S
 while not os.path.exists(f"{folder}/{awaited}") and time.monotonic() < end_s:
     time.sleep(0.05)
 sys.exit(1)
-"""
+""".replace("PATIENCE_S", str(PATIENCE_S))
 
 
 def one_agent_is_asked_to_stop(folder):
     """SIGTERM for one of two; what the other said until its heart had beaten thrice more, and until a third came."""
     with loopback(3) as (first, second, third):
         port = first.free_port()
-        conf = "keep_alive_interval=1,keep_alive_max_attempt=5"
+        conf = "keep_alive_interval=1,keep_alive_max_attempt=10"
 
         def start(host):
             meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first.address}:{port}"]
@@ -383,16 +382,16 @@ def one_agent_is_asked_to_stop(folder):
             return host.start(command, {**host.agent_env, **FRESH, "LOGLEVEL": "DEBUG"})
 
         stays, leaves = start(first), start(second)
-        stays.wait_for("rank 0 of 2 life 0: pid", LIMIT_S)
-        leaves.wait_for("rank 1 of 2 life 0: pid", LIMIT_S)
+        stays.wait_for("rank 0 of 2 life 0: pid", PATIENCE_S)
+        leaves.wait_for("rank 1 of 2 life 0: pid", PATIENCE_S)
         os.kill(leaves.pid, signal.SIGTERM)
-        code = leaves.wait(LIMIT_S)
+        code = leaves.wait(PATIENCE_S)
         beat = "has sent a keep-alive heartbeat"
         later = stays.output.count(beat) + 3
-        assert wait_until(lambda: stays.output.count(beat) > later, LIMIT_S)
+        assert wait_until(lambda: stays.output.count(beat) > later)
         alone = stays.output
         joins = start(third)
-        joins.wait_for("of 2 life 0: pid", LIMIT_S)
+        joins.wait_for("of 2 life 0: pid", PATIENCE_S)
         return code, leaves.output, alone, joins.output
 
 
@@ -401,11 +400,11 @@ def one_agent_gives_up(folder):
     with loopback(2) as hosts:
         each = {host: [f"--max-restarts={restarts}"] for host, restarts in zip(hosts, (3, 0), strict=True)}
         stays, gives_up = torchrun(hosts, *program(FAILING, folder), each=each.get)
-        stays.wait_for("rank 0 of 2 life 0: pid", LIMIT_S)
-        gives_up.wait(LIMIT_S)
+        stays.wait_for("rank 0 of 2 life 0: pid", PATIENCE_S)
+        gives_up.wait(PATIENCE_S)
         alone = stays.output, stays.returncode
         (folder / "rank 0 may fail").touch()
-        return gives_up.output, alone, stays.wait(LIMIT_S), stays.output
+        return gives_up.output, alone, stays.wait(PATIENCE_S), stays.output
 
 
 @pytest.fixture(scope="module")
@@ -468,6 +467,6 @@ def test_a_process_of_its_own_saves_the_values_of_the_call(tmp_path):
     script.write_text(BY_A_PROCESS)
     with loopback(1) as hosts:
         (agent,) = torchrun(hosts, "--nproc-per-node=2", str(script), str(tmp_path / "saved"))
-        agent.wait(LIMIT_S)
+        agent.wait(PATIENCE_S)
     ones, twos = [1.0] * 4, [2.0] * 4
     assert sorted(re.findall(r"rank \d loads .*", agent.output)) == [f"rank {r} loads {[ones, twos]}" for r in (0, 1)]

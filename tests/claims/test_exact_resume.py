@@ -7,13 +7,14 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from patience import launch
 from proof import proves, side_by_side
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddplab import device, launch
+from ddplab import device
 from ddplab.checkpoint import CheckpointManager
 from ddplab.runtime.needs import ON_CPU
 

@@ -9,26 +9,23 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from patience import launch, patient_group, postmortem, shorten
 from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplab import device, launch
-from ddplab.labs.postmortem import postmortem
+from ddplab import device
 from ddplab.runtime.needs import ON_CPU
+from tools import PATIENCE_S
 
 BROKEN = re.compile("Connection (closed|reset) by peer")
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
-def gloo(timeout_s=20.0):
-    """A group whose texts and timeouts are gloo's, on every machine.
-
-    All ranks begin to connect at once, and are connected before anyone leaves, fails or lets its timeout run.
-    """
-    dist.barrier()
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    dist.barrier()
+def gloo(timeout_s=PATIENCE_S):
+    """A group whose texts and timeouts are gloo's; all ranks are connected before anyone leaves or fails."""
+    group = patient_group()
+    shorten(group, timeout_s)
     return group
 
 
@@ -110,13 +107,16 @@ def test_swapped_all_reduces_are_silent_if_the_shapes_are_equal():
 def test_only_the_rank_that_calls_is_in_trouble():
     """The others skip the all-reduce: while they live it times out, once they ended its connection is closed."""
 
-    def worker(all_call):
-        group = gloo(timeout_s=1.0)
+    def worker(all_call, timeout_s=PATIENCE_S):
+        group = gloo(timeout_s)
         if all_call or dist.get_rank() == 0:
             dist.all_reduce(torch.ones(1), group=group)
 
     cases = [(ranks, leave) for ranks in (2, 3) for leave in (False, True)]
-    runs = side_by_side(*(partial(postmortem, worker, ranks, False, leave=leave) for ranks, leave in cases))
+    bounds_s = {False: 1.0, True: PATIENCE_S}  # nobody's time is up before the others have left
+    runs = side_by_side(
+        *(partial(postmortem, worker, ranks, False, bounds_s[leave], leave=leave) for ranks, leave in cases)
+    )
     for (ranks, leave), endings in zip(cases, runs, strict=True):
         assert hows(endings) == ["raised"] + ["returned"] * (ranks - 1)
         assert (BROKEN if leave else re.compile("Timed out waiting 1000ms")).search(endings[0].error)
@@ -129,13 +129,17 @@ def test_an_extra_batch_hangs_only_at_the_very_end():
     """Two epochs of 2 and 3 batches: the long rank goes on into its second epoch, and stops when the others have."""
 
     def worker(batches, epochs):
-        rank, seen = dist.get_rank(), []
-        model = DDP(nn.Linear(2, 1).to(device()), process_group=gloo(timeout_s=2.0))
+        rank, seen, group = dist.get_rank(), [], gloo()
+        model = DDP(nn.Linear(2, 1).to(device()), process_group=group)
         for epoch in range(epochs):
             for batch in range(batches[rank]):
+                if len(seen) == epochs * min(batches):
+                    shorten(group, 1.0)  # when the others have done their last epoch
                 print(epoch, batch)
                 model(torch.ones(1, 2, device=device())).sum().backward()
                 seen.append((epoch, batch))
+        if len(seen) < epochs * max(batches):
+            shorten(group, 1.0)
         return seen
 
     two, three, even = side_by_side(*(partial(postmortem, worker, len(n), n, 2) for n in ([2, 3], [2, 2, 3], [2] * 3)))
@@ -156,12 +160,13 @@ def test_the_group_after_a_group_of_members_only_fails_on_all_ranks():
     def worker(all_call):
         rank, pair, total = dist.get_rank(), None, torch.ones(1)
         if all_call or rank in members:
-            pair = dist.new_group(members, backend="gloo", timeout=timedelta(seconds=1))
+            pair = patient_group(members)
         if rank in members:
             dist.all_reduce(total, group=pair)
         dist.barrier()
         try:
-            everyone = gloo(timeout_s=1.0)
+            timeout = timedelta(seconds=PATIENCE_S if all_call else 1)
+            everyone = dist.new_group(backend="gloo", timeout=timeout)
         except RuntimeError as error:
             return total.item(), str(error)
         everybody = torch.ones(1)
@@ -202,7 +207,8 @@ def test_the_punctual_ranks_fail_and_the_late_one_blames_them(tmp_path):
     """Rank 0 enters the barrier after the group's timeout, when the others have failed; a patient group heals it."""
 
     def worker(failed, timeout_s):
-        rank, group = dist.get_rank(), gloo(timeout_s)
+        rank = dist.get_rank()
+        group = gloo(timeout_s if rank else PATIENCE_S)
         if rank == 0:
             time.sleep(1.2)
             while failed and len(list(failed.iterdir())) < dist.get_world_size() - 1:
@@ -220,7 +226,7 @@ def test_the_punctual_ranks_fail_and_the_late_one_blames_them(tmp_path):
         return postmortem(worker, ranks, failed, 1.0)
 
     def patient(ranks):
-        return postmortem(worker, ranks, None, 20.0)
+        return postmortem(worker, ranks, None, PATIENCE_S)
 
     two, three, *healed = side_by_side(*(partial(run, ranks) for run in (late, patient) for ranks in (2, 3)))
     for last, *punctual in (two, three):
@@ -257,10 +263,12 @@ def test_a_rank_that_stops_alone_leaves_the_others_in_backward():
     losses = [[4, 3, 2, 3], [4, 2, 3, 5], [4, 3, 1, 2]]
 
     def worker(share):
-        group = gloo(timeout_s=2.0)
+        group = gloo()
         model, best = DDP(nn.Linear(2, 1).to(device()), process_group=group), 9.0
         for step, loss in enumerate(losses[dist.get_rank()]):
             print(step)
+            if step == 3 and not share:
+                shorten(group, 1.0)  # when rank 1 has stopped
             model(torch.ones(1, 2, device=device())).sum().backward()
             loss = torch.tensor(float(loss))
             if share:
@@ -269,6 +277,8 @@ def test_a_rank_that_stops_alone_leaves_the_others_in_backward():
             if loss > best:
                 break
             best = min(best, loss.item())
+        if step < 3:
+            shorten(group, 1.0)
         return step
 
     endings = postmortem(worker, 3, False)

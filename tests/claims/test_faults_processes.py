@@ -14,17 +14,16 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from patience import launch, postmortem
 from proof import proves, side_by_side
 from torch.utils.data import DataLoader, Dataset
 
-from ddplab import launch
-from ddplab.labs.postmortem import postmortem
-from tools import free_port
+from tools import PATIENCE_S, free_port
 
 
-def ends(worker, nproc, *args, timeout_s=40.0, init=True, env=None):
+def ends(worker, nproc, *args, init=True, env=None):
     """How each rank of a run ends in which a rank that is done leaves."""
-    return postmortem(worker, nproc, *args, timeout_s=timeout_s, init=init, env=env, leave=True)
+    return postmortem(worker, nproc, *args, init=init, env=env, leave=True)
 
 
 def python(program):
@@ -34,7 +33,7 @@ def python(program):
         multiprocessing.current_process().daemon = False  # as ranks below ``launch`` are, and may have no children
         runpy.run_path(program, run_name="__main__")
 
-    (ending,) = postmortem(run, 1, init=False, timeout_s=90)
+    (ending,) = postmortem(run, 1, init=False)
     return ending
 
 
@@ -50,7 +49,7 @@ def torchrun(folder, text, *options, env=None):
         main(["--standalone", "--nproc-per-node=2", *options, "program.py"])
 
     env = {"PYTHONUNBUFFERED": "", "TMPDIR": str(folder), **(env or {})}
-    (ending,) = postmortem(agent, 1, init=False, timeout_s=90, env=env)
+    (ending,) = postmortem(agent, 1, init=False, env=env)
     assert ending.how == "raised"
     assert ending.error.startswith("torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
     return ending.printed + ending.error
@@ -60,12 +59,15 @@ kept = []
 
 
 def enter(folder, **options):
-    """Once all ranks are here, join the group, which will not succeed; return why."""
+    """Once all ranks are here, join the group, which will not succeed; return why.
+
+    From here to the store each rank has a few steps, and some seconds for them.
+    """
     (folder / os.environ["LOCAL_RANK"]).touch()
     while len(list(folder.iterdir())) < int(os.environ["LOCAL_WORLD_SIZE"]):
         time.sleep(0.01)
     try:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2), **options)
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5), **options)
     except (dist.DistError, ValueError) as error:
         kept.append(error)  # and with it rank 0's store, until the others have said why, too
         return str(error)
@@ -74,7 +76,7 @@ def enter(folder, **options):
 def entered(join, folder, ranks, *args):
     """What each rank of ``join(folder, *args)`` says; a rank that is done stays."""
     folder.mkdir()
-    endings = postmortem(join, ranks, folder, *args, timeout_s=90, init=False)
+    endings = postmortem(join, ranks, folder, *args, init=False)
     assert {e.how for e in endings} == {"returned"}
     return [e.value for e in endings]
 
@@ -99,7 +101,7 @@ def test_the_new_rank_1_joins_the_rank_0_that_was_left(tmp_path):
         while os.environ["RANK"] == "1" and not refused_already.exists():  # or the last run would be over
             time.sleep(0.05)
         try:
-            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE_S))
         except dist.DistNetworkError:
             refused_already.touch()
             raise
@@ -151,7 +153,7 @@ def test_the_others_name_rank_0_when_another_rank_is_missing(tmp_path):
     for (ranks, missing), errors in zip(cases, runs, strict=True):
         assert f"{ranks - 1}/{ranks} clients joined" in errors[0]
         others = [error for rank, error in enumerate(errors) if rank not in (0, missing)]
-        assert all(re.search(r"wait timeout after 2000ms, keys: \S+/0$", error) for error in others)
+        assert all(re.search(r"wait timeout after 5000ms, keys: \S+/0$", error) for error in others)
 
 
 @proves("fault-duplicate-rank")
@@ -166,7 +168,7 @@ def test_all_wait_for_the_rank_that_nobody_has(tmp_path):
         lambda: entered(join, tmp_path / "0", 4, [0, 1, 0, 1]),
     )
     for error in twice_1:
-        assert re.search(r"wait timeout after 2000ms, keys: \S+/2$", error)
+        assert re.search(r"wait timeout after 5000ms, keys: \S+/2$", error)
     assert sum("EADDRINUSE" in error for error in twice_0) == 1
     assert sum("3/4 clients joined" in error for error in twice_0) == 1
 
@@ -192,13 +194,13 @@ def test_without_the_guard_every_child_runs_the_file(tmp_path):
 
 # -- processes --------------------------------------------------------------------------------------
 
-RAISES = """
+RAISES = f"""
 import os, time
 
 def main():
     if os.environ["RANK"] == "1":
         raise ValueError("this is the reason")
-    time.sleep(60)
+    time.sleep({PATIENCE_S})
 
 if os.environ["RANK"] == os.environ.get("WITH_RECORD"):
     from torch.distributed.elastic.multiprocessing.errors import record
@@ -233,7 +235,7 @@ def test_what_rank_0_printed_is_lost_when_it_is_ended(tmp_path):
         "if os.environ['RANK'] == '0':\n"
         "    print('rank 0 is at step 3')\n"
         "    open('printed', 'w').close()\n"
-        "    time.sleep(60)\n"
+        f"    time.sleep({PATIENCE_S})\n"
         "while not os.path.exists('printed'):\n"
         "    time.sleep(0.05)\n"
         "sys.exit(1)\n"
@@ -320,7 +322,7 @@ def test_a_lock_that_a_thread_holds_stays_locked_in_the_forked_worker():
 
         if thread == "first":
             start_thread()
-        batches = iter(fork_loader(read, **options))
+        batches = iter(fork_loader(read, **(options if dist.get_rank() == 1 else {})))
         if thread == "last":
             start_thread()
         finish.set()

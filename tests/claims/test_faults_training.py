@@ -1,7 +1,6 @@
 """The fault lab, part "DDP and the training step": what each rank of a failing step says, on real ranks."""
 
 import contextlib
-import datetime
 import io
 import re
 import time
@@ -9,14 +8,14 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from patience import launch, patient_group, postmortem, shorten
 from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
-from ddplab import device, launch
+from ddplab import device
 from ddplab.labs.gaps import flat_gradients, flat_weights, gap
-from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.needs import needs
 
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
@@ -27,9 +26,9 @@ def lost_peer(ending):
     return ending.how == "raised" and bool(LOST_PEER.search(ending.error))
 
 
-def gloo(timeout_s=20.0):
+def gloo():
     """A gloo group on every machine, because the text of a lost peer is gloo's."""
-    return dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
+    return patient_group()
 
 
 class TwoHeads(nn.Module):
@@ -336,10 +335,12 @@ def test_out_of_memory_on_one_rank():
     """Raised, caught on that rank, or left out by all: what each rank's steps were averaged with."""
 
     def worker(mode):
-        group = gloo(1.0)
+        group = gloo()
         model = DDP(nn.Linear(1, 1, bias=False).to(device()), process_group=group)
         gradients = {}
         for step in range(1, 5):
+            if mode == "skip" and len(gradients) == 3:
+                shorten(group, 1.0)  # rank 0's fourth; rank 1 has had all of its own
             failed = torch.zeros(1)
             try:
                 x = torch.full((1, 1), float(step)).to(device())  # the local gradient is the number of the step
@@ -357,6 +358,8 @@ def test_out_of_memory_on_one_rank():
                 out.sum().backward()
                 gradients[step] = model.module.weight.grad.item()
                 print(f"step {step}: {gradients[step]:g}")
+        if mode == "skip" and len(gradients) == 3:
+            shorten(group, 1.0)
         return gradients
 
     (first, second), (one, two), averaged = side_by_side(
@@ -377,45 +380,57 @@ def test_out_of_memory_on_one_rank():
 
 
 @proves("fault-straggler")
-def test_a_slow_rank_shows_before_its_last_bucket_is_launched():
-    """One of three ranks sleeps in its forward or in its backward; orders of times, never their size."""
-    pause_s = 0.3
+def test_a_slow_rank_shows_before_its_last_bucket_is_launched(tmp_path):
+    """One of three ranks stays in its forward or in its backward until the others have launched their last bucket.
+
+    That they do shows that they do not wait before; that no step ends before its own launch, that they wait behind it.
+    So on one clock its launch is the last, and from there to the end of the step it is shortest for this rank.
+    """
 
     class Slow(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, where):
             ctx.where = where
-            time.sleep(pause_s if where == "forward" else 0)
+            if where[0] == "forward":
+                where[1]()
             return x.clone()
 
         @staticmethod
         def backward(ctx, gradient):
-            time.sleep(pause_s if ctx.where == "backward" else 0)
+            if ctx.where[0] == "backward":
+                ctx.where[1]()
             return gradient, None
 
-    def worker(who, where):
+    def worker(who, where, folder):
+        rank, others = dist.get_rank(), set(range(dist.get_world_size())) - {who}
         model, launched = DDP(nn.Linear(3, 3).to(device())), []
+
+        def stay():
+            while not all((folder / f"{len(launched)} {other}").exists() for other in others):
+                time.sleep(0.01)
 
         def hook(state, bucket):
             if bucket.is_last():
-                launched.append(time.perf_counter())
+                launched.append(time.monotonic())  # one clock for all processes of a machine
+                (folder / f"{len(launched) - 1} {rank}").touch()
             return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
 
         model.register_comm_hook(None, hook)
+        ended = []
         for _ in range(2):
-            dist.barrier()
-            start = time.perf_counter()
             x = torch.ones(2, 3).to(device())
-            Slow.apply(model(x), where if dist.get_rank() == who else "").sum().backward()
+            Slow.apply(model(x), (where if rank == who else "", stay)).sum().backward()
             next(model.parameters()).grad.sum().item()  # on a GPU: wait for it
-            end = time.perf_counter()
-        return end - start, launched[-1] - start, end - launched[-1]
+            ended.append(time.monotonic())
+        return launched, ended
 
     for who, where in ((1, "forward"), (0, "backward")):
-        steps, own, waiting = zip(*launch(worker, 3, who, where), strict=True)
-        assert min(steps) > 0.9 * pause_s
-        assert own.index(max(own)) == who
-        assert waiting.index(min(waiting)) == who
+        folder = tmp_path / where
+        folder.mkdir()
+        for step in zip(*(zip(*times, strict=True) for times in launch(worker, 3, who, where, folder)), strict=True):
+            launched, ended = zip(*step, strict=True)
+            assert max(launched) == launched[who]
+            assert min(ended) > launched[who]
 
 
 @proves("fault-hook-returns-nothing")

@@ -10,15 +10,14 @@ from contextlib import ExitStack
 import psutil
 import pytest
 import torch.distributed as dist
+from patience import postmortem
 from proof import proves
 
 from ddplab.labs.machines import Nodes, connections, loopback, machines, torchrun
-from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.needs import ON_CPU
-from tools import missing
+from tools import PATIENCE_S, missing
 
-LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
-SHORT_S, LONG_S = 3, 600  # a time-out that is to come, and one that is not: it is longer than the limit
+SHORT_S, LONG_S = 3, 2 * PATIENCE_S  # a time-out that is to come, and one that is not: nobody waits for so long
 
 # Ranks meet. At the signal to go on, one of each machine all-reduces once with the other, then all without end.
 TRAINING = f"""
@@ -40,12 +39,13 @@ try:
 except Exception as error:
     say(f"meets nobody: {{str(error).splitlines()[0]}}")
     time.sleep({LONG_S})  # its end would be that of the other rank
-pair = dist.new_group([0, size // 2], timeout=datetime.timedelta(seconds={SHORT_S}))
+pair = dist.new_group([0, size // 2], timeout=datetime.timedelta(seconds={LONG_S}))
 dist.barrier()
 say(f"is there, pid {{os.getpid()}}")
 while not os.path.exists(sys.argv[2]):
     time.sleep(0.05)
 if rank in (0, size // 2):
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds={SHORT_S}), pair)
     reduce(pair, 1)
 reduce(dist.group.WORLD, 10**9)
 os._exit(1)
@@ -59,13 +59,13 @@ def start(hosts, *options, meet_s=LONG_S, go="never", **more):
 
 def wait_for(text, agents):
     """Wait until each has a rank that says this; return the lines."""
-    return [agent.wait_for(text, LIMIT_S) for agent in agents]
+    return [agent.wait_for(text, PATIENCE_S) for agent in agents]
 
 
 def wait_for_one(text, agents):
     """Wait until any of them has a rank that says this, and end all; return the line."""
     with ThreadPoolExecutor() as pool:
-        waits = [pool.submit(agent.wait_for, text, LIMIT_S) for agent in agents]
+        waits = [pool.submit(agent.wait_for, text, PATIENCE_S) for agent in agents]
         line = next(as_completed(waits)).result()
         for agent in agents:
             agent.kill()
@@ -75,7 +75,7 @@ def wait_for_one(text, agents):
 def ended(agents):
     """Wait for the end of all; return what each said, and its ranks."""
     for agent in agents:
-        agent.wait(LIMIT_S)
+        agent.wait(PATIENCE_S)
     return [agent.output for agent in agents]
 
 
@@ -151,9 +151,9 @@ def test_when_a_cable_is_out_ranks_wait_for_the_timeout(jobs):
 
 @proves("setup-killed-worker-seen-by-peer")
 def test_a_killed_rank_is_noticed_long_before_the_timeout(all_jobs):
-    """The group of all has a timeout of ten minutes, and we wait for less; others see the closed connections."""
+    """The group of all has a timeout for which we would not wait; others see the closed connections."""
     all_jobs.go.touch()
-    all_jobs.hosts[1].kill(all_jobs.good[1].wait_for("rank 3 is there", LIMIT_S).split()[-1])
+    all_jobs.hosts[1].kill(all_jobs.good[1].wait_for("rank 3 is there", PATIENCE_S).split()[-1])
     said = ended(all_jobs.good)
     assert re.search("rank [01] fails: .*Connection (closed|reset) by peer", said[0])
     assert "exitcode  : -9" in said[1]
@@ -210,7 +210,7 @@ def test_a_restart_keeps_the_store_unless_told_otherwise():
         return torchrun(hosts, "--max-restarts=1", "--no-python", "python", "-c", WAITING, env=env)[0]
 
     def port_and_pid(agent, life):
-        return [int(number) for number in re.findall(r"\d+", agent.wait_for(f"life {life}", LIMIT_S))[1:]]
+        return [int(number) for number in re.findall(r"\d+", agent.wait_for(f"life {life}", PATIENCE_S))[1:]]
 
     with loopback(1) as hosts:
         kept, fresh = start(), start(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")

@@ -123,7 +123,7 @@ def test_layouts_that_differ_before_the_rebuild_fail(of_rank_0, of_rank_1):
         ddp = DDP(network(10), **(of_rank_1 if dist.get_rank() else of_rank_0))
         ddp(batch()).square().mean().backward()
 
-    endings = postmortem(worker, 2, timeout_s=20, group_timeout_s=5, env=ON_CPU)  # NCCL does not compare sizes
+    endings = postmortem(worker, 2, env=ON_CPU)  # NCCL does not compare sizes
     assert {ending.how for ending in endings} <= {"raised", "died"}
 
 

@@ -14,18 +14,17 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from patience import postmortem, shorten
 from proof import proves
 from started import CLEAN
 
 from ddplab import LaunchError, launch
 from ddplab.labs.machines import Fork, Program
-from ddplab.labs.postmortem import postmortem
 from ddplab.labs.recipes import FOLDER
-from tools import free_port
+from tools import PATIENCE_S, free_port
 
 NEEDED = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
-LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
 
 
 def torchrun(program, *options, **env):
@@ -37,7 +36,7 @@ def torchrun(program, *options, **env):
 
 def said(agent):
     """What it printed until its end."""
-    agent.wait(LIMIT_S)
+    agent.wait(PATIENCE_S)
     return agent.output
 
 
@@ -322,9 +321,9 @@ def test_a_taken_port_fails_at_once():
         with socket.create_server(("", 0)) as other:
             os.environ["MASTER_PORT"] = str(other.getsockname()[1])
             with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
-                dist.init_process_group("gloo", timeout=timedelta(seconds=600))
+                dist.init_process_group("gloo", timeout=timedelta(seconds=2 * PATIENCE_S))
 
-    launch(enter, 1, init=False, env=QUIET, timeout_s=LIMIT_S)
+    launch(enter, 1, init=False, env=QUIET, timeout_s=PATIENCE_S)
 
 
 # -- the group ------------------------------------------------------------------------------------
@@ -382,11 +381,12 @@ def test_without_a_backend_each_device_type_gets_its_own():
 
 @proves("setup-timeout-per-group")
 def test_a_group_has_its_own_timeout():
-    """A second group with 2 s gives up while the default group, with 600 s, is left as it was."""
+    """A second group that is left 2 s gives up while the default group, which has more, is left as it was."""
 
     def late():
-        dist.init_process_group("gloo", timeout=timedelta(seconds=600))
-        quick = dist.new_group(timeout=timedelta(seconds=2))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S))
+        quick = dist.new_group(timeout=timedelta(seconds=PATIENCE_S))
+        shorten(quick, 2)
         if dist.get_rank() == 0:
             with pytest.raises(RuntimeError, match="Timed out waiting 2000ms"):
                 dist.all_reduce(torch.ones(1), group=quick)  # rank 1 does not take part
@@ -427,7 +427,7 @@ def test_ddp_imports_functions_that_keep_the_group():
     kinds = ("by DDP", "before")
     command = [sys.executable, "-c", OUTLIVED]
     started = [subprocess.Popen([*command, kind], stdout=subprocess.PIPE, text=True) for kind in kinds]
-    kept, freed = (process.communicate(timeout=LIMIT_S)[0].split() for process in started)
+    kept, freed = (process.communicate(timeout=PATIENCE_S)[0].split() for process in started)
     assert kept[0] == freed[0] == "True"
     assert int(kept[1]) > 0 == int(freed[1])
 

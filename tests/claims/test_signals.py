@@ -16,9 +16,7 @@ from started import CLEAN, shutdown_timeout
 
 from ddplab.labs.machines import Fork, Program
 from ddplab.runtime.needs import needs
-from tools import gone, wait_until
-
-LIMIT_S = 120  # for what takes a few seconds on free cores; no result depends on it
+from tools import PATIENCE_S, gone, wait_until
 
 # Without torch. Signals do not end it, but for a rank 0 whose fate it is to leave.
 BUSY = """
@@ -38,12 +36,12 @@ def got(number, _):
 signal.signal(signal.SIGINT, got)
 signal.signal(signal.SIGTERM, got)
 say(f"pid {os.getpid()} session {os.getsid(0)}")
-end_s = time.monotonic() + 150
+end_s = time.monotonic() + PATIENCE_S
 while os.getppid() == launcher and time.monotonic() < end_s:
     time.sleep(0.1)
 time.sleep(0.5)
 say("has no launcher now")
-"""
+""".replace("PATIENCE_S", str(PATIENCE_S))
 TIED = BUSY.replace("PRCTL", "ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG")
 
 # Rank 2 waits in C++; a thread of each rank tells what becomes of it.
@@ -53,14 +51,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 # Who is to be interrupted has all the time that it needs; who is not, cannot be, however long one waits.
-patience_s = [60, 60, 2] if sys.argv[1] == "alone" else [0.5, 0.5]
+patience_s = [PATIENCE_S, PATIENCE_S, 2] if sys.argv[1] == "alone" else [0.5, 0.5]
 
 def say(rank, text):
     print(f"rank {rank}: {text}\\n", end="", flush=True)
 
 def watch(rank, launcher):
     say(rank, f"pid {os.getpid()}")
-    end_s = time.monotonic() + 150
+    end_s = time.monotonic() + PATIENCE_S
     while os.getppid() == launcher and time.monotonic() < end_s:
         time.sleep(0.1)
     time.sleep(patience_s[rank])
@@ -72,8 +70,8 @@ def train(rank):
     threading.Thread(target=watch, args=(rank, os.getppid()), daemon=True).start()
     try:
         if store:
-            store.wait(["never"], datetime.timedelta(seconds=150))
-        time.sleep(150)
+            store.wait(["never"], datetime.timedelta(seconds=PATIENCE_S))
+        time.sleep(PATIENCE_S)
     except KeyboardInterrupt:
         say(rank, "was interrupted")
         raise
@@ -81,7 +79,7 @@ def train(rank):
 if __name__ == "__main__":
     print(f"launcher {os.getpid()}", flush=True)
     mp.spawn(train, nprocs=len(patience_s))
-"""
+""".replace("PATIENCE_S", str(PATIENCE_S))
 
 
 def pids(output):
@@ -90,7 +88,7 @@ def pids(output):
 
 def told(program, text, ranks):
     """Wait until so many ranks have said it."""
-    assert wait_until(lambda: len(re.findall(rf"rank \d: {text}", program.output)) == ranks, LIMIT_S)
+    assert wait_until(lambda: len(re.findall(rf"rank \d: {text}", program.output)) == ranks)
 
 
 @contextmanager
@@ -119,7 +117,7 @@ def once():
     with torchrun("rank 0 leaves", *shutdown_timeout(5)) as agent:
         ranks = pids(agent.output)
         press_ctrl_c(agent)
-        agent.wait(LIMIT_S)
+        agent.wait(PATIENCE_S)
         return agent.output, list(map(gone, ranks))
 
 
@@ -132,7 +130,7 @@ def thrice():
         told(agent, "got SIGTERM", 2)
         before = agent.output
         press_ctrl_c(agent)
-        agent.wait(LIMIT_S)
+        agent.wait(PATIENCE_S)
         told(agent, "has no launcher now", 2)
         return before, agent.output
 
@@ -142,8 +140,8 @@ def killed(text):
     with torchrun("stay", text=text) as agent:
         ranks = pids(agent.output)
         os.kill(agent.pid, signal.SIGKILL)
-        agent.wait(LIMIT_S)
-        assert wait_until(lambda: all(map(gone, ranks)), LIMIT_S)
+        assert wait_until(lambda: all(map(gone, ranks)))
+        agent.wait(PATIENCE_S)  # and all that its ranks have said is read
         return agent.output
 
 
@@ -158,8 +156,8 @@ def spawned(folder, how):
         told(program, "pid", 2 if how == "behind" else 3)
         ranks = pids(program.output)
         os.kill(int(re.search(r"launcher (\d+)", program.output)[1]), signal.SIGKILL)
-        assert wait_until(lambda: all(map(gone, ranks)), LIMIT_S)
-        program.wait(LIMIT_S)
+        assert wait_until(lambda: all(map(gone, ranks)))
+        program.wait(PATIENCE_S)
         return program.output
     finally:
         program.kill()

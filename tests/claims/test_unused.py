@@ -1,16 +1,16 @@
 """What happens when a parameter takes no part in the loss."""
 
 import contextlib
-import datetime
 from functools import partial
 
 import torch
 import torch.distributed as dist
+from patience import launch, patient_group, shorten
 from proof import proves, side_by_side
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplab import device, launch
+from ddplab import device
 
 
 class TwoHeads(nn.Module):
@@ -140,13 +140,14 @@ def test_the_peers_of_a_rank_that_uses_no_parameter_wait_for_it():
                 return self.layer(x)
             return x + 0 * self.layer.weight if repaired else 2 * x
 
-    def worker(options, repaired):
-        # Gloo on every machine: its timeout raises, NCCL's would end the process.
-        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=3))
+    def worker(options, repaired, until):
+        group = patient_group()  # gloo on every machine: its timeout raises, NCCL's would end the process
         model = DDP(Gate().to(device()), process_group=group, **options)
         x, completed = torch.ones(1, 1, device=device(), requires_grad=True), 0
         try:
-            for _ in range(3):
+            for step in range(3):
+                if step == until:
+                    shorten(group, 1)
                 model(x, dist.get_rank() == 1, repaired).sum().backward()
                 completed += 1
         except RuntimeError:
@@ -161,7 +162,7 @@ def test_the_peers_of_a_rank_that_uses_no_parameter_wait_for_it():
         (search, True, 3),
     )
     for ranks in (2, 3):
-        runs = side_by_side(*(partial(launch, worker, ranks, *case[:2], quiet=True) for case in cases))
+        runs = side_by_side(*(partial(launch, worker, ranks, *case, quiet=True) for case in cases))
         for (*case, completed), found in zip(cases, runs, strict=True):
             assert found == [3 if rank == 1 else completed for rank in range(ranks)], case
 
