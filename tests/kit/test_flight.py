@@ -188,7 +188,10 @@ def test_a_standstill_is_written_while_it_lasts(tmp_path):
             dist.all_reduce(torch.ones(3))  # rank 0 stood still in it
             return seen
 
-    assert [ending.value for ending in postmortem(worker, 2, str(tmp_path))] == [[], ["rank0", "rank1"]]
+    assert [ending.value for ending in postmortem(worker, 2, str(tmp_path), timeout_s=PATIENCE_S)] == [
+        [],
+        ["rank0", "rank1"],
+    ]
 
 
 def test_torchs_own_analyser_reads_what_write_dump_writes(tmp_path):

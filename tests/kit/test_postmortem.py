@@ -67,4 +67,7 @@ def test_a_rank_that_is_done_stays_or_leaves(leave, limit_s, error):
 def test_reports_and_deaths_may_come_in_one_batch():
     """Once a rank's report and its death were seen together, and the second was looked up in vain."""
     for _ in range(10):
-        assert {end.how for end in postmortem(lambda: 1 / dist.get_rank(), 3)} == {"raised", "returned"}
+        assert {end.how for end in postmortem(lambda: 1 / dist.get_rank(), 3, timeout_s=PATIENCE_S)} == {
+            "raised",
+            "returned",
+        }

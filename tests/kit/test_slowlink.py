@@ -165,7 +165,7 @@ def test_an_error_of_the_all_reduce_comes_out_of_the_future_and_of_backward():
             link.all_reduce(torch.ones(8)).wait()
 
     for by_ddp in (False, True):
-        ended = postmortem(worker, 2, by_ddp, leave=True, env={"CUDA_VISIBLE_DEVICES": ""})
+        ended = postmortem(worker, 2, by_ddp, leave=True, timeout_s=PATIENCE_S, env={"CUDA_VISIBLE_DEVICES": ""})
         assert [ending.how for ending in ended] == ["raised", "returned"]
         assert "peer" in ended[0].error
 

@@ -35,7 +35,8 @@ def test_spawn_trains_as_torchrun_does(tmp_path: Path) -> None:
     """The same program, unchanged: two ranks end with the same validation loss under both."""
     spawned = python("spawn.py", "2", "train.py", *SMALL, f"--out={tmp_path}/spawn")
     assert spawned.returncode == 0, spawned.stderr
-    assert validation(spawned.stdout) == validation(torchrun("train.py", 2, *SMALL, f"--out={tmp_path}/torchrun"))
+    said = torchrun("train.py", 2, *SMALL, f"--out={tmp_path}/torchrun", timeout_s=PATIENCE_S)
+    assert validation(spawned.stdout) == validation(said)
 
 
 @pytest.mark.full

@@ -27,7 +27,7 @@ from trainer import TINY, TRAIN, checkpoint, losses, start, tensors, train, vali
 @pytest.mark.full
 def test_the_validation_loss_falls_under_torchrun(tmp_path):
     small = ["--width", "64", "--layers", "2", "--steps", "90", "--save-every", "30"]
-    said = torchrun("train.py", 2, "--out", str(tmp_path), *small)
+    said = torchrun("train.py", 2, "--out", str(tmp_path), *small, timeout_s=PATIENCE_S)
     first, second, third = validation(said)
     assert third < second < first < 3.5
     assert third < first - 0.3
