@@ -120,8 +120,9 @@ def test_an_address_that_nobody_else_reaches_is_refused(slurm: Slurm, folder: Pa
     before = node.run(["cat", "/etc/hosts"])
     node.hosts(f"127.0.1.1 {node.name}\n{before}")
     try:
-        job = slurm.sbatch(folder / "train.sbatch")
-        assert slurm.wait(job) == "FAILED"
+        # Named: it may still be busy with the end of another test's job, and those of this one would be elsewhere.
+        job = slurm.sbatch(folder / "train.sbatch", f"--nodelist={node.name}")
+        assert slurm.wait(job) == "FAILED", slurm.output(job)
     finally:
         node.hosts(before)
     assert slurm.output(job).startswith("node0 is 127.0.1.1 in its own /etc/hosts")
