@@ -87,9 +87,9 @@ def test_the_stack_of_the_absent_rank_names_its_line(tmp_path):
             while not run.done():
                 for named in tmp_path.glob(f"{rank} is *"):
                     os.kill(int(named.name.split()[-1]), signal.SIGUSR1)
-                    time.sleep(0.05)
-                    if re.search(place, file.read_text()):
-                        return file.read_text()
+                time.sleep(0.05)
+                if file.exists() and re.search(place, file.read_text()):
+                    return file.read_text()
             raise AssertionError(f"rank {rank} was never there: {run.result()}")
 
         try:
