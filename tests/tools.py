@@ -1,7 +1,6 @@
 """What tests share: tools that may be missing, forms of the book that are built already, and how long they wait."""
 
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -12,7 +11,6 @@ import psutil
 import pytest
 from filelock import FileLock
 
-from ddplab import cli
 from ddplab.grading.ports import free_port  # noqa: F401  (tests ask for it here)
 
 ROOT = Path(__file__).parents[1]
@@ -55,18 +53,6 @@ def gone(pid: int) -> bool:
 def ended(pid: int) -> bool:
     """Whether the process has ended, or does so now."""
     return bool(wait_until(lambda: gone(pid)))
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line with which ``ddplab`` refuses these arguments."""
-    try:
-        code = cli.main([str(argument) for argument in arguments])
-    except SystemExit as leaving:  # argparse's own
-        code = leaving.code
-    said = capsys.readouterr()
-    assert (code, said.out) == (2, "")
-    assert re.fullmatch(r"ddplab[^\n]+\n", said.err), said.err
-    return said.err
 
 
 def built(form: str) -> Path:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from bounds import time_is_up_when
 from ddplab import launch
 from ddplab.grading import checks, explain, recorder, run
 from ddplab.grading.exercises import EXERCISES, find_exercise, read_source
-from kit.bounds import time_is_up_when
 from tools import PATIENCE_S
 
 

@@ -4,9 +4,9 @@ import re
 import shlex
 
 import pytest
+from refusal import refused
 
 from ddplab import cli
-from tools import refused
 
 
 def test_without_a_word_it_greets_with_examples_that_work(capsys):

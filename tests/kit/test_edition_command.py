@@ -8,12 +8,12 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from refusal import refused
 
 from ddplab import cli
 from ddplab.cli import edition as cli_edition
 from ddplab.recording import archive
 from ddplab.recording.edition import Edition
-from tools import refused
 
 MACHINE = {"cpu": "Some CPU", "cores": 2, "gpus": [], "driver": None, "python": "3.11.7", "system": "Linux"}
 MACHINE |= {"torch": "2.13.0+cpu", "cuda": None, "nccl": None}

@@ -17,9 +17,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bounds import time_is_up_when
 from ddplab import LaunchError, launch, record
 from ddplab.runtime import ranks
-from kit.bounds import time_is_up_when
 from tools import PATIENCE_S, ended, wait_until
 
 HERE = "value from the test module"

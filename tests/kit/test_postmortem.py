@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bounds import time_is_up_when
 from ddplab.labs.postmortem import postmortem, report
-from kit.bounds import time_is_up_when
 from tools import PATIENCE_S
 
 

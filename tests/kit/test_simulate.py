@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from refusal import refused
 
 from ddplab import cli
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from tools import PATIENCE_S, refused
+from tools import PATIENCE_S
 
 
 def run(capsys, *arguments):

@@ -8,6 +8,7 @@ import tracemalloc
 import pytest
 import torch
 import torch.distributed as dist
+from refusal import refused
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -18,7 +19,6 @@ from ddplab.cli import main
 from ddplab.labs.public_traces import FOLDER
 from ddplab.trace import buckets, lateness, read_trace, steps
 from ddplab.trace.spans import clipped, length, union, without
-from tools import refused
 
 SIZES = [300] * 8
 

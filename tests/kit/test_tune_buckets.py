@@ -16,6 +16,7 @@ from statistics import median
 import psutil
 import pytest
 import torch
+from refusal import refused
 
 from ddplab import cli, launch
 from ddplab.cli.tune_report import as_text, draw
@@ -23,7 +24,7 @@ from ddplab.model.tuning import measure
 from ddplab.model.tuning.measure import LEAST_ROUNDS
 from ddplab.model.tuning.together import TuningError
 from ddplab.model.tuning.tune import tune
-from tools import PATIENCE_S, free_port, refused
+from tools import PATIENCE_S, free_port
 
 KIB = 1024
 QUICK = """\

@@ -9,9 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from refusal import refused
 
 from ddplab import cli
-from tools import PATIENCE_S, ROOT, refused
+from tools import PATIENCE_S, ROOT
 
 LOG = ROOT / "gallery" / "exercises" / "mend-nan" / "log.txt"
 SOLUTION = ROOT / "gallery" / "exercises" / "sync-gradients" / "solution.py"
