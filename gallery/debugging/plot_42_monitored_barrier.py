@@ -23,13 +23,15 @@ from ddplab.labs.postmortem import postmortem
 
 
 def barrier(kind):
-    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=1))
+    dist.barrier()  # its timeout bounds the making of a group, too: all ranks come to it together
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=5))
+    dist.barrier()
     if dist.get_rank() in (1, 3):
         return
     if kind == "barrier":
         dist.barrier(group=group)
     else:
-        timeout = datetime.timedelta(seconds=0.7)
+        timeout = datetime.timedelta(seconds=3)
         dist.monitored_barrier(group, timeout=timeout, wait_all_ranks=kind == "all")
 
 
@@ -54,7 +56,7 @@ assert all("rank" not in e.error.lower() for e in endings)
 
 endings = postmortem(barrier, 4, "first")
 show(endings)
-assert "Rank 1 failed to pass monitoredBarrier in 700 ms" in endings[0].error
+assert "Rank 1 failed to pass monitoredBarrier in 3000 ms" in endings[0].error
 assert "Please check rank 0 logs" in endings[2].error
 
 # %%
@@ -65,7 +67,7 @@ assert "Please check rank 0 logs" in endings[2].error
 
 endings = postmortem(barrier, 4, "all")
 show(endings)
-assert "Ranks 1, 3 failed to pass monitoredBarrier in 700 ms" in endings[0].error
+assert "Ranks 1, 3 failed to pass monitoredBarrier in 3000 ms" in endings[0].error
 
 # %%
 # When to reach for it
