@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bs4 import BeautifulSoup
 
-from tools import ROOT
+from tools import PATIENCE_S, ROOT
 
 EXAMPLE = re.compile(r"^`([\w./-]+)`:\n\n(`{3,})\w+\n(.*?)^\2$", re.MULTILINE | re.DOTALL)
 # The book of the copy: the configuration of ours, without the pages that show all labs and entries.
@@ -47,7 +47,7 @@ def project(tmp_path_factory) -> Path:
 def run(project: Path, module: str, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(project / "gallery"), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 

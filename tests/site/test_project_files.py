@@ -8,7 +8,7 @@ import tomllib
 import pytest
 import yaml
 
-from tools import ROOT
+from tools import PATIENCE_S, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -25,7 +25,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 def test_each_file_fits_its_schema(schema, files):
     assert files
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, files)]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert checked.returncode == 0, checked.stdout
 
 
