@@ -1,13 +1,15 @@
 """The sample book, built once in each form, whichever process asks first."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sample_book import printed, sample
+from sample_book import sample
 
 from _ext.forms import weasy
-from tools import built_once
+from tools import PATIENCE_S, built_once
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,10 +21,13 @@ def _fonts_end_with_the_tests() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def sample_pdfs() -> Path:
-    """The folder of the PDFs; what the build warned of is in ``warnings`` beside it."""
+    """The folder of the PDFs, made in a process of its own; what it warned of is in ``warnings`` beside it."""
 
     def build(folder: Path) -> None:
-        done = printed(sample(folder))
+        command = [sys.executable, "-m", "sphinx", "-q", "-c", ".", "-d", "_build/doctrees", "-b", "bookpdf"]
+        command += ["handbook", "_build/pdf"]
+        where = sample(folder).root
+        done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         (folder / "_build" / "warnings").write_text(done.stderr, encoding="utf-8")
 

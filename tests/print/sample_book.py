@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from tiny_book import EXTENSIONS, TinyBook
-from tools import PATIENCE_S, ROOT
+from tools import ROOT
 
 CONF = f"""
 import sys
@@ -268,14 +266,6 @@ def sample(folder: Path) -> TinyBook:
         made.write(name, text)
     made.write("handbook/plot.svg", plot())
     return made
-
-
-def printed(book: TinyBook, **options: str) -> subprocess.CompletedProcess[str]:
-    """Build the PDFs, in a process of its own: it forks. Warnings are in the result's ``stderr``."""
-    settings = [word for key, value in options.items() for word in ("-D", f"{key}={value}")]
-    command = [sys.executable, "-m", "sphinx", "-q", "-c", ".", "-d", "_build/doctrees", *settings, "-b", "bookpdf"]
-    command += ["handbook", "_build/pdf"]
-    return subprocess.run(command, cwd=book.root, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def plot() -> str:

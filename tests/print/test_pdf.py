@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pypdf import PdfReader
-from sample_book import LISTING, printed, sample
+from sample_book import LISTING, sample
 
 from _ext.forms import weasy
 from _ext.forms.patches import correct_page_references
@@ -165,9 +165,9 @@ def test_nothing_reaches_into_the_margins(whole, sample_pdfs):
 
 def test_letter_is_another_paper_and_others_are_refused(tmp_path):
     book = sample(tmp_path)
-    done = printed(book, bookpdf_paper="letter", bookpdf_only="second")
-    assert done.returncode == 0, done.stderr
-    path = tmp_path / "_build" / "pdf" / "second.pdf"
+    built = book.build("bookpdf", bookpdf_paper="letter", bookpdf_only="second")
+    assert not built.error, built.complaints
+    path = built.folder / "second.pdf"
     pages = PdfReader(path).pages
     assert {(float(page.mediabox.width), float(page.mediabox.height)) for page in pages} == {(612, 792)}
     for left, _, right, bottom, text in _words(path, len(pages)):
