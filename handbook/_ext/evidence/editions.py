@@ -135,7 +135,7 @@ def mark_generated() -> None:
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:
-    """Name the labs whose outputs are of older code, and the command that runs them."""
+    """Name the labs whose outputs are of older code, the command that runs them, and what `make live` has run."""
     save_cache(labs.ROOT / "_build" / "keys.json")
     if error is not None:
         return
@@ -146,6 +146,11 @@ def finish(app: Sphinx, error: Exception | None) -> None:
             len(stale),
             " ".join(stale),
         )
+    if edition_of(app.config) == "here" and app.builder.name == "html":
+        ran = [lab for name, lab in all_labs().items() if shown[name]["edition"] == "here"]
+        ran.sort(key=lambda lab: str(shown[lab.id]["date"]), reverse=True)
+        pages = [os.path.join(os.path.relpath(app.outdir), f"{lab.docname}.html") for lab in ran[:3]]
+        logger.info("executed here: %d labs, the last of them: %s", len(ran), " ".join(pages))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

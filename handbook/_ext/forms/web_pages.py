@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.builders import Builder
 from sphinx.builders.html import StandaloneHTMLBuilder
+from sphinx.environment import BuildEnvironment
 
+from ..news import nothing_read, to_write
 from .page_style import led
 
 
@@ -82,6 +85,31 @@ class WebBuilder(StandaloneHTMLBuilder):
             fresh.replace(page)
 
 
+def lists_to_write(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """The documents whose lists of documents show other headings than before.
+
+    Sphinx writes a page with a list again whenever a document below it has changed: the front page, after each edit.
+    """
+    if app.builder.name != WebBuilder.name or nothing_read(env):
+        return []
+    headings = {name: (toc.pformat(), env.toc_secnumbers.get(name)) for name, toc in env.tocs.items()}
+
+    def below(docname: str) -> list[str]:
+        found = [docname]
+        for name in found:  # grows while it is walked
+            found += [child for child in env.toctree_includes.get(name, ()) if child not in found]
+        return found
+
+    lists = {name: below(name) for name in env.toctree_includes}
+    return to_write(app, "lists", {name: [headings.get(one) for one in listed] for name, listed in lists.items()})
+
+
+def forget_lists(app: Sphinx, builder: Builder) -> None:
+    """Take from Sphinx what it would write because of lists; the environment is kept for the next build by now."""
+    if builder.name == WebBuilder.name:
+        builder.env.files_to_rebuild = {}
+
+
 def note_end(app: Sphinx, exception: Exception | None) -> None:
     """All pages of this build are there."""
     if exception is None and app.builder.name == WebBuilder.name:
@@ -92,5 +120,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the builder in place of Sphinx's."""
     app.setup_extension("_ext.news")
     app.add_builder(WebBuilder, override=True)
+    app.connect("env-get-updated", lists_to_write, priority=900)  # behind the numbering of chapters
+    app.connect("write-started", forget_lists)
     app.connect("build-finished", note_end, priority=999)  # behind all that works on what was written
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
