@@ -6,6 +6,8 @@ VENV   ?= $(if $(TORCH),.venv-torch,.venv)
 PY     ?= $(VENV)/bin/python
 SPHINX = $(PY) -m sphinx -c . -j auto -d _build/doctrees/book -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION)) $(if $(SITE),-D ogp_site_url=$(SITE))
 DECKS  = $(PY) -m sphinx -d _build/doctrees/slides -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
+# In a folder of its own, with documents of its own: what `make html` has built stays as it is.
+LIVE   = $(subst doctrees/book,doctrees/live,$(SPHINX)) -D labs_edition=here
 # Without EDITION= the web book holds all editions: the default one, and the others below it, each in editions/<name>.
 FRONT  = $(shell sed -n 's/^labs_default_edition = "\(.*\)"/\1/p' conf.py)
 BESIDE = $(if $(EDITION),,$(filter-out $(FRONT),$(patsubst gallery/editions/%/manifest.json,%,$(wildcard gallery/editions/*/manifest.json))))
@@ -57,9 +59,9 @@ anki: html ## the flashcards: _build/anki/ddp-handbook.apkg
 
 all: html pdf epub slides anki ## all forms of the book
 
-live: $(call ready,book) $(call ready,labs) ## html with every lab executed here; LABS='one two' executes these only
+live: $(call ready,book) $(call ready,labs) ## _build/live/: html with every lab executed here; LABS='one two' executes these only
 	$(record) here --into _build/editions --no-claims --fresh $(if $(LABS),--labs $(LABS))
-	$(MAKE) html EDITION=here
+	$(LIVE) -b html handbook _build/live
 
 edition: $(call ready,labs) ## record this machine's edition: make edition NAME=h200 (BUDGET=540 stops in time, PLAN=1 estimates, FRESH=1 records all again)
 	@test -n "$(NAME)" || { echo "make edition needs a name, such as: make edition NAME=h200"; exit 2; }

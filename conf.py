@@ -15,11 +15,13 @@ language = "en"
 # -- the book -----------------------------------------------------------------------------------------
 
 extensions = [
+    "_ext.forms.patches",  # first: it changes what others do when they are loaded
     "myst_parser",
     "sphinx_design",
     "sphinx_copybutton",
     "sphinxext.opengraph",
     "sphinxcontrib.bibtex",
+    "_ext.news",
     "_ext.evidence.labs",
     "_ext.evidence.editions",
     "sphinx_gallery.gen_gallery",
@@ -45,7 +47,8 @@ extensions = [
     "_ext.forms.redirects",
     "_ext.forms.search_sections",
     "_ext.forms.page_style",
-    "_ext.forms.patches",
+    "_ext.forms.web_pages",
+    "_ext.forms.build_steps",
     "_ext.embed.figures",
     "_ext.embed.measured",
     "_ext.cards.claims",

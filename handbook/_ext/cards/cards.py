@@ -15,6 +15,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from ..evidence import labs
 from ..markup import cross_reference, inline
+from ..news import nothing_read
 from ..problems import BuildError, end_if_any, suggestion, warn_at
 from .card_page import (
     add_nodes,
@@ -44,6 +45,7 @@ class CardRegister(Register):
     """Ids of all cards."""
 
     name, label = "cards", "Cards"
+    node = card
 
 
 class CardDirective(SphinxDirective):
@@ -148,6 +150,8 @@ def _register(env: BuildEnvironment) -> CardRegister:
 
 def check(app: Sphinx, env: BuildEnvironment) -> None:
     """No two cards of the book share an id. What the book holds is kept for the decks, a project of their own."""
+    if nothing_read(env) and _kept().is_file():
+        return
     register = _register(env)
     end_if_any(register.repeated("card"), "cards")
     _kept().parent.mkdir(exist_ok=True)
@@ -178,4 +182,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("quiz", Quiz)
     add_nodes(app)
     app.connect("env-updated", check)
-    return {"version": "1", "env_version": 3, "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"version": "1", "env_version": 4, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -9,6 +9,7 @@ import posixpath
 from collections.abc import Iterator
 from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -16,6 +17,7 @@ from sphinx.builders import Builder
 
 from ..evidence.proofs import Proof, read_proofs
 from ..markup import has_folds
+from ..news import to_write
 
 FOLDER = "_claims"
 
@@ -25,13 +27,39 @@ def test_uri(builder: Builder, docname: str, proof: Proof) -> str:
     return f"{builder.get_relative_uri(docname, f'{FOLDER}/{proof.path.stem}')}#{proof.name}"
 
 
+def note_changes(app: Sphinx) -> None:
+    """Remember which pages are to be written: whose file, or a place of whose claims, has changed."""
+    if has_folds(app.builder):
+        places = _places(app)
+        files = [(path, [places.get(one.claim) for one in proofs]) for path, proofs in _by_file()]
+        shown = {_page(path): (path.read_text(encoding="utf-8"), claims) for path, claims in files}
+        app.env.ddp_tests = to_write(app, "tests", shown)  # type: ignore[attr-defined]  # for `pages`
+
+
 def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """A page for each file of tests, as Sphinx asks for it."""
+    """A page for each file of tests, as Sphinx asks for it, if it is news or all pages are written."""
     if not has_folds(app.builder):
         return
-    for path, proofs in groupby(read_proofs(), key=lambda proof: proof.path):
-        name = f"{FOLDER}/{path.stem}"
-        yield name, {"title": path.name, "body": _body(app, name, list(proofs))}, "page.html"
+    changed = getattr(app.env, "ddp_tests", ())
+    app.env.ddp_tests = ()  # type: ignore[attr-defined]
+    for path, proofs in _by_file():
+        name = _page(path)
+        if name in changed or getattr(app.builder, "writes_all", True):
+            yield name, {"title": path.name, "body": _body(app, name, proofs)}, "page.html"
+
+
+def _by_file() -> list[tuple[Path, list[Proof]]]:
+    return [(path, list(proofs)) for path, proofs in groupby(read_proofs(), key=lambda proof: proof.path)]
+
+
+def _page(path: Path) -> str:
+    return f"{FOLDER}/{path.stem}"
+
+
+def _places(app: Sphinx) -> dict[str, str]:
+    """Where each claim stands, as an address from the top of the book."""
+    register: Any = app.env.domains["claims"]
+    return {entry.id: f"{entry.docname}.html#claim-{entry.id}" for entry in register.claims()}
 
 
 def _body(app: Sphinx, page: str, proofs: list[Proof]) -> str:
@@ -46,8 +74,7 @@ def _body(app: Sphinx, page: str, proofs: list[Proof]) -> str:
         code[first - 1] = f'<div id="{shown[0].name}">{code[first - 1]}'
         code[last - 1] += "</div>"
     up = posixpath.relpath(".", posixpath.dirname(page))
-    register: Any = app.env.domains["claims"]
-    places = {entry.id: f"{entry.docname}.html#claim-{entry.id}" for entry in register.claims()}
+    places = _places(app)
     claims = "".join(
         f'<li><a href="{up}/{escape(places[proof.claim])}">{escape(proof.claim)}</a>: '
         f'<a href="#{proof.name}"><code>{proof.name}</code></a></li>\n'

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 from docutils import nodes
@@ -23,6 +24,7 @@ from ddplab.recording.keys import kit_key
 
 from ..evidence.proofs import Proof, read_proofs, read_results, result_of, results_edition, test_files
 from ..markup import inline
+from ..news import to_write
 from ..problems import BuildError, Problem, end_if_any, suggestion, warn_at
 from . import claim_tests
 from .claims_list import add_list, claims_list
@@ -34,6 +36,7 @@ class ClaimRegister(Register):
     """Ids of all claims; the id '' stands for a document that lists them."""
 
     name, label = "claims", "Claims"
+    node = claim
     roles = {"claim": XRefRole(warn_dangling=True)}  # noqa: RUF012  as in Sphinx: a link to a claim from elsewhere
     dangling_warnings = {"claim": "there is no claim %(target)r"}  # noqa: RUF012  as in Sphinx
 
@@ -106,19 +109,32 @@ def _register(env: BuildEnvironment) -> ClaimRegister:
 
 
 def check(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """End the build if something does not pair up; else name the documents to write again.
-
-    Those are all that show claims, whenever a claim, a test or a result changed: each shows results of others.
-    """
+    """End the build if something does not pair up; else name the documents to write again: whose results changed."""
     register, edition = _register(env), results_edition(app.config)
-    digest = hashlib.sha256(f"{register.entries()} {kit_key()} {app.config.claims_need_scope}".encode())
+    digest = hashlib.sha256(f"{register.shown()} {kit_key()} {app.config.claims_need_scope}".encode())
     for path in [*test_files(), *(sorted(edition.folder.glob("claims/*.json")) if edition else ())]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    if register.data["digest"] == digest.hexdigest():
+    checked = f"{app.builder.name} {digest.hexdigest()}"
+    if register.data["checked"] == checked:
         return []  # all of it was checked by the last build
     end_if_any(_problems(app, env), "claims")
-    register.data["digest"] = digest.hexdigest()
-    return sorted({entry.docname for entry in register.entries()})
+    register.data["checked"] = checked
+    claim_tests.note_changes(app)
+    return to_write(app, "claims", _shown(register, read_results(edition)))
+
+
+def _shown(register: ClaimRegister, kept: dict[str, Any]) -> dict[str, object]:
+    """What each document shows of tests and results: of its own claims, and a list of claims those of all."""
+    proofs = {proof.claim: proof for proof in read_proofs()}
+    shown: dict[str, dict[str, object]] = {}
+    for entry in register.claims():
+        proof = proofs.get(entry.id)
+        result = result_of(proof, kept)
+        test = (proof.path.name, proof.name, proof.lab) if proof else None
+        facts = (test, sorted(result.backends), replace(result, backends=frozenset()))
+        shown.setdefault(entry.docname, {})[entry.id] = facts
+    everything = (register.shown(), shown.copy())
+    return shown | dict.fromkeys(register.lists(), everything)
 
 
 def _problems(app: Sphinx, env: BuildEnvironment) -> Iterator[Problem]:
@@ -189,4 +205,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     add_nodes(app)
     claim_tests.setup(app)
     app.connect("env-updated", check)
-    return {"version": "1", "env_version": 2, "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"version": "1", "env_version": 3, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import griffe
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx import addnodes
@@ -26,11 +25,16 @@ from sphinx.util.typing import ExtensionMetadata
 from ..evidence import labs
 from ..problems import warn_at
 
+if TYPE_CHECKING:
+    import griffe
+
 _STYLE: Any = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)  # it stands for Sphinx's configuration
 
 
 @functools.cache
 def _kit(gallery: Path) -> griffe.Module:
+    import griffe  # here, as few documents need it
+
     loaded = griffe.load("ddplab", search_paths=[gallery], allow_inspection=False)
     assert isinstance(loaded, griffe.Module)
     return loaded
@@ -59,6 +63,8 @@ class Kit(SphinxDirective):
         return made
 
     def _described(self, path: str, indent: str) -> list[str]:
+        import griffe
+
         found: griffe.Object | griffe.Alias = _kit(labs.ROOT / "gallery")[path.removeprefix("ddplab.")]
         found = found.final_target if isinstance(found, griffe.Alias) else found
         self.env.note_dependency(str(found.filepath))

@@ -6,13 +6,19 @@ sphinx-gallery makes a page of each script as it stands now; `lab_page` puts the
 
 from __future__ import annotations
 
+import hashlib
 import os
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
 from sphinx.application import Sphinx
+from sphinx.config import Config
 from sphinx.util import logging
+from sphinx.util._serialise import stable_str
+from sphinx_gallery.gen_gallery import generate_gallery_rst
 from sphinx_gallery.utils import get_md5sum
 
 from ddplab.recording.edition import DamagedError
@@ -95,7 +101,31 @@ def recorded_editions() -> list[str]:
     return sorted(path.parent.name for path in labs.EDITIONS.glob("*/manifest.json"))
 
 
-def mark_generated(app: Sphinx) -> None:
+def take_over_generation(app: Sphinx, config: Config) -> None:
+    """Put `generate_pages` in the place of sphinx-gallery, if the book uses it, before that adds to its settings."""
+    for listener in list(app.events.listeners["builder-inited"]):
+        if listener.handler is generate_gallery_rst:
+            app.disconnect(listener.id)
+            app.connect("builder-inited", partial(generate_pages, settings=stable_str(config.sphinx_gallery_conf)))
+
+
+def generate_pages(app: Sphinx, settings: str) -> None:
+    """Let sphinx-gallery make its pages, if anything that it makes them from has changed."""
+    folders = [Path(app.srcdir, folder) for folder in app.config.sphinx_gallery_conf["examples_dirs"]]
+    files = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
+    stamps = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
+    made_from = Path(labs.ROOT, "handbook", "labs", ".made-from")
+    digest = hashlib.sha256(f"{stamps} {metadata.version('sphinx-gallery')} {settings}".encode()).hexdigest()
+    made = [lab.generated / f"{lab.script.stem}.rst" for lab in all_labs().values()]
+    made += [Path(app.srcdir, folder, "index.rst") for folder in app.config.sphinx_gallery_conf["gallery_dirs"]]
+    if all(page.is_file() for page in made) and made_from.is_file() and made_from.read_text() == digest:
+        return
+    generate_gallery_rst(app)
+    mark_generated()
+    made_from.write_text(digest)
+
+
+def mark_generated() -> None:
     """Tell sphinx-gallery which of its pages are up to date: it only remembers scripts that it ran itself."""
     for lab in all_labs().values():
         if (lab.generated / lab.script.name).exists():
@@ -105,7 +135,7 @@ def mark_generated(app: Sphinx) -> None:
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:
-    """Name the labs whose outputs are of older code, and the command that runs them."""
+    """Name the labs whose outputs are of older code, the command that runs them, and what `make live` has run."""
     save_cache(labs.ROOT / "_build" / "keys.json")
     if error is not None:
         return
@@ -116,6 +146,11 @@ def finish(app: Sphinx, error: Exception | None) -> None:
             len(stale),
             " ".join(stale),
         )
+    if edition_of(app.config) == "here" and app.builder.name == "html":
+        ran = [lab for name, lab in all_labs().items() if shown[name]["edition"] == "here"]
+        ran.sort(key=lambda lab: str(shown[lab.id]["date"]), reverse=True)
+        pages = [os.path.join(os.path.relpath(app.outdir), f"{lab.docname}.html") for lab in ran[:3]]
+        logger.info("executed here: %d labs, the last of them: %s", len(ran), " ".join(pages))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -123,6 +158,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.setup_extension("_ext.evidence.labs")
     app.connect("builder-inited", wait_for_other_builds, priority=80)
     app.connect("builder-inited", select_evidence, priority=100)
-    app.connect("builder-inited", mark_generated, priority=900)
+    app.connect("config-inited", take_over_generation, priority=0)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

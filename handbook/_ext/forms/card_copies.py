@@ -18,6 +18,7 @@ from ..cards.card_page import card
 from ..cards.card_source import Card
 from ..cards.register import Entry, Register
 from ..evidence import labs
+from ..news import nothing_read
 from .orientation import Places, name_of
 
 
@@ -72,13 +73,21 @@ def _chapters(env: BuildEnvironment, places: Places) -> list[tuple[Entry, str]]:
     return sorted(found, key=lambda one: order.get(one[1], len(order)))
 
 
-def keep_chapters(app: Sphinx, env: BuildEnvironment) -> None:
+def keep_chapters(app: Sphinx, env: BuildEnvironment) -> list[str]:
     """Keep for the decks, a project of their own, which chapter each card asks about."""
-    kept = {entry.id: (chapter, name_of(env, chapter)) for entry, chapter in _chapters(env, Places(env))}
-    text, path = json.dumps(kept, ensure_ascii=False, indent=0), kept_chapters()
+    path = kept_chapters()
+    if nothing_read(env) and path.is_file():
+        return []
+    text = json.dumps(chapters(env), ensure_ascii=False, indent=0)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:  # where it is newer, decks are made again
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    return []
+
+
+def chapters(env: BuildEnvironment) -> dict[str, tuple[str, str]]:
+    """Of each card the document and the title of the chapter that it asks about, in reading order."""
+    return {entry.id: (chapter, name_of(env, chapter)) for entry, chapter in _chapters(env, Places(env))}
 
 
 def kept_chapters() -> Path:
@@ -103,5 +112,5 @@ def copies(children: list[nodes.Node], docname: str, here: str) -> Iterator[node
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Keep the chapters when the book has been read."""
-    app.connect("env-updated", keep_chapters, priority=900)  # behind the numbering of chapters
+    app.connect("env-get-updated", keep_chapters, priority=900)  # behind the numbering of chapters
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

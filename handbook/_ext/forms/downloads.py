@@ -35,12 +35,13 @@ FORMS = (
 )
 
 
-def fill(builds: Path, pages: Path) -> None:
+def fill(builds: Path, pages: Path, with_decks: list[Path] | None = None) -> None:
     """Put what has been built beside the pages, and list it on the front page, and decks where pages name them.
 
     Args:
         builds: the folder with one folder per form.
         pages: the folder of the built pages.
+        with_decks: the pages that name decks, if they are known; else all are searched.
     """
     front = pages / "index.html"
     text = front.read_text(encoding="utf-8") if front.is_file() else ""
@@ -48,12 +49,15 @@ def fill(builds: Path, pages: Path) -> None:
         return
     shutil.rmtree(pages / FOLDER, ignore_errors=True)
     listed = f'<!-- downloads --><ul class="downloads">{"".join(_forms(builds, pages))}</ul><!-- /downloads -->'
-    front.write_text(_MARKED.sub(lambda _: listed, text), encoding="utf-8")
-    for page in pages.glob("*/*.html"):
+    _replace(front, text, _MARKED.sub(lambda _: listed, text))
+    for page in pages.glob("*/*.html") if with_decks is None else with_decks:
         text = page.read_text(encoding="utf-8")
-        filled = _DECKS.sub(partial(_decks, builds, pages), text)
-        if filled != text:
-            page.write_text(filled, encoding="utf-8")
+        _replace(page, text, _DECKS.sub(partial(_decks, builds, pages), text))
+
+
+def _replace(page: Path, text: str, filled: str) -> None:
+    if filled != text:
+        page.write_text(filled, encoding="utf-8")
 
 
 def _forms(builds: Path, pages: Path) -> Iterator[str]:
@@ -126,16 +130,18 @@ def setup(app: Any) -> dict[str, Any]:
                     decks.append((name, found[1].strip()))
                 else:
                     warn_at(self.env, f"deck-links: there is no deck {name!r} in slides", self.lineno)
+            self.env.metadata[self.env.docname]["decks"] = True
             return [nodes.raw("", f"<!-- decks {json.dumps(decks)} --><!-- /decks -->", format="html")]
 
     def finish(app: Any, exception: Exception | None) -> None:
         if exception is None and app.builder.name == "html":
-            fill(Path(app.confdir, "_build"), Path(app.outdir))
+            named = [name for name, facts in app.env.metadata.items() if "decks" in facts]
+            fill(Path(app.confdir, "_build"), Path(app.outdir), [Path(app.outdir, f"{name}.html") for name in named])
 
     app.add_directive("downloads", Downloads)
     app.add_directive("deck-links", DeckLinks)
     app.connect("build-finished", finish)
-    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+    return {"version": "1", "env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ print and in an e-book there are the lists of `question_lists`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from html import escape
 from pathlib import Path
@@ -25,8 +24,9 @@ from sphinx.writers.html5 import HTML5Translator
 from ..cards.card_source import LEVELS
 from ..cards.register import Register
 from ..markup import close, has_folds
+from ..news import nothing_read, to_write
 from ..problems import BuildError, suggestion, warn_at
-from .card_copies import copies, interview_cards
+from .card_copies import chapters, copies, interview_cards
 from .math_svg import share_glyphs
 
 DATA = "interview-cards.js"
@@ -134,13 +134,13 @@ def add_scripts(app: Sphinx, pagename: str, template: str, context: dict[str, An
 
 
 def changed(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """The pages of the room, if a card has changed since they were written."""
-    cards = cast(Register, env.domains["cards"]).entries()
-    shown = f"{app.builder.name} {hashlib.sha256(repr(cards).encode()).hexdigest()}"
-    if getattr(env, "ddp_room", "") == shown:
+    """The pages of the room, if a card, its chapter, or what a lab says has changed since they were written."""
+    if nothing_read(env):
         return []
-    env.ddp_room = shown  # type: ignore[attr-defined]  # Sphinx keeps it with the rest
-    return [name for name, facts in env.metadata.items() if facts.get("room")]
+    aloud = {name: facts["aloud"] for name, facts in env.metadata.items() if "aloud" in facts}
+    shown = (cast(Register, env.domains["cards"]).shown(), chapters(env), aloud)
+    rooms = [name for name, facts in env.metadata.items() if facts.get("room")]
+    return to_write(app, "cards", dict.fromkeys(rooms, shown))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -152,5 +152,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_role("cards", DrillLink())
     app.add_post_transform(FillRoom)
     app.connect("html-page-context", add_scripts)
-    app.connect("env-updated", changed)
+    app.connect("env-get-updated", changed, priority=900)  # behind the numbering of chapters
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import genanki
 from docutils import nodes
 from docutils.utils import new_document
 from sphinx.application import Sphinx
@@ -20,6 +19,9 @@ from ..cards.card_page import card, card_part
 from ..cards.card_source import LEVELS, Card
 from ..explorers.error_index import error_entry
 from .whole_book import WholeBookBuilder
+
+if TYPE_CHECKING:
+    import genanki
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ class AnkiBuilder(WholeBookBuilder):
 
     def init(self) -> None:
         """Start without notes."""
+        import genanki  # here, as no other form needs it, and it takes a while
+
         super().init()
         self.notes: dict[str, list[genanki.Note]] = {name: [] for name in _DECKS}
         self.model = genanki.Model(
@@ -76,6 +80,8 @@ class AnkiBuilder(WholeBookBuilder):
 
     def finish(self) -> None:
         """Write the package; no page, index or style sheet."""
+        import genanki
+
         decks = [genanki.Deck(number, f"The DDP Handbook::{name}") for name, number in _DECKS.items()]
         for deck, made in zip(decks, self.notes.values(), strict=True):
             deck.notes = sorted(made, key=lambda note: str(note.fields[0]))
@@ -98,6 +104,8 @@ class AnkiBuilder(WholeBookBuilder):
         return self._note(f"error-{node['entry_id']}", question, answer, docname, "error")
 
     def _note(self, name: str, question: str, answer: Sequence[nodes.Node], docname: str, *tags: str) -> genanki.Note:
+        import genanki
+
         return genanki.Note(
             model=self.model,
             fields=[name, question, "".join(map(self._html, answer)), self.env.titles[docname].astext()],

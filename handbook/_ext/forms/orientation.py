@@ -18,6 +18,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
+from ..news import nothing_read, to_write
 from ..problems import expect
 
 BROKEN = "repair/broken"
@@ -96,12 +97,19 @@ class Places:
 
 
 def changed(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """All documents, if a part, a chapter or one of their names has changed: every page shows them."""
-    shown = repr([(part, [name_of(env, name) for name in part.documents]) for part in parts(env)])
-    if getattr(env, "ddp_parts", "") == shown:
+    """The documents that show another name than before: of a part or a chapter (all do), or of a page beside them."""
+    if nothing_read(env):
         return []
-    env.ddp_parts = shown  # type: ignore[attr-defined]  # Sphinx keeps it with the rest
-    return sorted(env.found_docs)
+    places = Places(env)
+    names = [(part, [name_of(env, name) for name in part.documents]) for part in places.parts]
+    everywhere = (names, BROKEN in env.found_docs)
+
+    def beside(page: str) -> list[str]:
+        path = places.path(page)
+        below = [one for name in path for one in places.children(name)[: MANY + 1]]
+        return [name_of(env, name) for name in (*path, *below, *places.neighbours(page)) if name in env.titles]
+
+    return to_write(app, "names", {name: (everywhere, beside(name)) for name in env.found_docs})
 
 
 def add_places(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
@@ -173,7 +181,7 @@ def add_icon(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work on a page before the theme does."""
     app.connect("builder-inited", add_files)
-    app.connect("env-updated", changed)
+    app.connect("env-get-updated", changed, priority=900)  # behind the numbering of chapters
     app.connect("html-page-context", add_places)
     app.connect("build-finished", add_icon)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,6 +7,7 @@ used on that page (``font-display: optional``).
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 import tinycss2
 from sphinx.application import Sphinx
+from sphinx.builders import Builder
 
 from ..problems import expect
 
@@ -37,28 +39,86 @@ _DATA = ("search-sections.js", "searchindex.js", "interview-cards.js")  # words,
 
 
 def write_style(app: Sphinx, exception: Exception | None) -> None:
-    """Write the one sheet, and lead every page to it instead of the sheets that it was made of."""
+    """Write the one sheet, and lead every page to it instead of the sheets that it was made of.
+
+    Which classes a page has is kept, so that a build that writes one page reads one page.
+    """
     if exception or app.builder.name != "html":
         return
-    static = Path(app.outdir, "_static")
-    sheets = getattr(app.builder, "_css_files", None)  # those of every page; a page's own stay its own
-    expect(isinstance(sheets, list), "Sphinx", "the builder of pages has no list _css_files")
-    names = [str(sheet.filename) for sheet in sorted(sheets or [], key=lambda sheet: sheet.priority)]
-    names = [name.removeprefix("_static/") for name in names]
-    texts = {path: path.read_text(encoding="utf-8") for path in _pages(Path(app.outdir))}
+    out, static = Path(app.outdir), Path(app.outdir, "_static")
+    kept_file = Path(app.doctreedir, f"style-{sha256(str(out).encode()).hexdigest()[:8]}.json")
+    kept = _read_kept(kept_file)
+    before: dict[str, Any] = kept["pages"]
+    found = {page.relative_to(out).as_posix(): _stamp(page) for page in _pages(out)}
+    texts = {
+        name: Path(out, name).read_text(encoding="utf-8")
+        for name, stamp in found.items()
+        if before.get(name, {}).get("stamp") != stamp
+    }
+    classes = {name: before[name]["classes"] for name in found.keys() - texts.keys()}
+    classes |= {name: _classes(text) for name, text in texts.items()}
+    used = {name for of_page in classes.values() for name in of_page}
     scripts = [path for path in static.rglob("*.js") if path.name not in _DATA]
-    used = {name for text in texts.values() for found in _CLASSES.findall(text) for name in found.split()}
     used.update(name for path in scripts for name in re.findall(r"[\w-]+", path.read_text(encoding="utf-8")))
-    sheet = "\n".join("".join(_lean(tinycss2.parse_stylesheet(_read(static, name)), used)) for name in names)
-    if not (static / FILE).is_file() or (static / FILE).read_text(encoding="utf-8") != sheet:
+    sources = {name: _read(static, name) for name in _names(app.builder)}
+    made_of = sha256(repr((sources, sorted(used), Path(__file__).read_bytes())).encode()).hexdigest()
+    sheet = _on_disk(static)
+    if kept["made_of"] != made_of or not sheet:
+        sheet = "\n".join("".join(_lean(tinycss2.parse_stylesheet(text), used)) for text in sources.values())
+    if sheet != _on_disk(static):
         (static / FILE).write_text(sheet, encoding="utf-8")
+        texts = {name: Path(out, name).read_text(encoding="utf-8") for name in found}  # the others name the old one
+    for name, text in texts.items():
+        if (shown := led(app.builder, text)) != text:
+            Path(out, name).write_text(shown, encoding="utf-8")
+            found[name] = _stamp(Path(out, name))
+    now = {name: {"stamp": stamp, "classes": classes[name]} for name, stamp in sorted(found.items())}
+    if kept != (kept := {"made_of": made_of, "pages": now}):
+        kept_file.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def led(builder: Builder, text: str) -> str:
+    """A page as it is led to the one sheet that there is; as it stands where there is none yet."""
+    sheet = _on_disk(Path(builder.outdir, "_static"))
+    if not sheet:
+        return text
     version = sha256(sheet.encode()).hexdigest()[:8]
+    return _defer(_lead(text, _names(builder), f"{FILE}?v={version}", _fonts(sheet)))
+
+
+def _names(builder: Builder) -> list[str]:
+    """The sheets of every page, as files in ``_static``, in their order; a page's own stay its own."""
+    sheets = getattr(builder, "_orig_css_files", None)
+    expect(isinstance(sheets, list), "Sphinx", "the builder of pages has no list _orig_css_files")
+    names = [str(sheet.filename) for sheet in sorted(sheets or [], key=lambda sheet: sheet.priority)]
+    return [name.removeprefix("_static/") for name in names]
+
+
+@functools.lru_cache(maxsize=2)
+def _fonts(sheet: str) -> list[tuple[str, str, str]]:
     faces = [face for face in _FACE.findall(sheet) if "unicode-range" not in face]  # the others are for few pages
-    fonts = [(_URL.findall(face)[0][1], _said(face, "style"), _said(face, "weight")) for face in faces]
-    for path, text in texts.items():
-        led = _defer(_lead(text, names, f"{FILE}?v={version}", fonts))
-        if led != text:
-            path.write_text(led, encoding="utf-8")
+    return [(_URL.findall(face)[0][1], _said(face, "style"), _said(face, "weight")) for face in faces]
+
+
+def _classes(text: str) -> list[str]:
+    return sorted({name for found in _CLASSES.findall(text) for name in found.split()})
+
+
+def _stamp(path: Path) -> list[int]:
+    facts = path.stat()
+    return [facts.st_mtime_ns, facts.st_size]
+
+
+def _read_kept(path: Path) -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {"made_of": "", "pages": {}}
+    return kept
+
+
+def _on_disk(static: Path) -> str:
+    return (static / FILE).read_text(encoding="utf-8") if (static / FILE).is_file() else ""
 
 
 def _said(face: str, what: str) -> str:

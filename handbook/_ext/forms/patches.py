@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import pydyf
@@ -42,6 +43,15 @@ def highlight_leanly() -> None:
     known = current in (HtmlFormatter[str], HtmlFormatter, LeanFormatter)
     expect(known, "Sphinx", "PygmentsBridge.html_formatter is not the formatter of Pygments")
     PygmentsBridge.html_formatter = LeanFormatter
+
+
+def draw_no_social_cards() -> None:
+    """Keep sphinxext.opengraph from importing matplotlib for pictures that conf.py switches off; it takes a second."""
+    name = "sphinxext.opengraph._social_cards"
+    if name not in sys.modules:
+        instead: Any = ModuleType(name)
+        instead.DEFAULT_SOCIAL_CONFIG, instead.create_social_card = {}, None
+        sys.modules[name] = instead
 
 
 def end_on_failed_pages() -> None:
@@ -146,6 +156,7 @@ def drop_links_out_of(pages: list[Any]) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Change what every builder uses; the rest is called where it is needed."""
+    draw_no_social_cards()
     highlight_leanly()
     end_on_failed_pages()
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -105,9 +105,11 @@ class FillLists(SphinxPostTransform):
 
 
 def note_labs(app: Sphinx, document: nodes.document) -> None:
-    """Remember that a lab has something to say."""
-    if app.env.docname.startswith("labs/") and any(one.astext() == ALOUD for one in document.findall(nodes.title)):
-        app.env.metadata[app.env.docname]["aloud"] = True
+    """Remember what a lab has to say."""
+    if app.env.docname.startswith("labs/"):
+        titles = [one for one in document.findall(nodes.title) if one.astext() == ALOUD]
+        if titles:
+            app.env.metadata[app.env.docname]["aloud"] = "".join(one.parent.pformat() for one in titles)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -46,7 +46,9 @@ def write_pages(app: Sphinx, exception: Exception | None) -> None:
         sections = {label: address(*labels[label]) for label in facts.get("labels", ())}
         title = app.env.titles[facts["to"]].astext()
         page = _PAGE.format(title=escape(title), to=address(facts["to"]), sections=json.dumps(sections))
-        Path(app.outdir, f"{old}.html").write_text(page, encoding="utf-8")
+        target = Path(app.outdir, f"{old}.html")
+        if not target.is_file() or target.read_text(encoding="utf-8") != page:
+            target.write_text(page, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
