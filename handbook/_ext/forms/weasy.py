@@ -18,7 +18,11 @@ from sphinx.util import logging
 from sphinx.util.parallel import ParallelTasks, SerialTasks, parallel_available
 
 from ..problems import BuildError
-from .patches import lines_break_at_their_end, page_references_listed_once
+from .patches import (
+    columns_are_balanced_in_few_steps,
+    lines_break_at_their_end,
+    page_references_listed_once,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ def load_weasyprint() -> ModuleType:
             "Debian, Ubuntu: apt install libpango-1.0-0 libpangoft2-1.0-0 · macOS: brew install pango"
         ) from None
     lines_break_at_their_end()
+    columns_are_balanced_in_few_steps()
     return weasyprint
 
 
