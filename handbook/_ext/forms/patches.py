@@ -7,6 +7,7 @@ nothing to change.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
@@ -170,6 +171,29 @@ def columns_are_balanced_in_few_steps() -> None:
     block.columns_layout = _rewrite(column.columns_layout, (whole + step, halving), (average, average + start))
     _rewrite(block.block_box_layout, (again, again.replace("space:", f"space and {overflows}:")))
     block.few_steps = True
+
+
+@contextmanager
+def lines_broken_once() -> Iterator[None]:
+    """Keep where each text breaks while a document is laid out: columns and tables are laid out more than once."""
+    from weasyprint.layout import inline
+
+    split: Any = inline.split_first_line
+    known: dict[Any, Any] = {}
+
+    @functools.wraps(split)
+    def once(text: str, style: Any, context: Any, *rest: Any, **named: Any) -> Any:
+        key = text, id(style), rest, *named.items()
+        if key not in known:
+            known[key] = style, split(text, style, context, *rest, **named)  # with its style, an id stays its own
+        layout, *line = known[key][1]
+        return copy.copy(layout), *line
+
+    inline.split_first_line = once
+    try:
+        yield
+    finally:
+        inline.split_first_line = split
 
 
 def correct_page_references(document: Any, numbers: Mapping[str, int]) -> None:

@@ -21,6 +21,7 @@ from ..problems import BuildError
 from .patches import (
     columns_are_balanced_in_few_steps,
     lines_break_at_their_end,
+    lines_broken_once,
     page_references_listed_once,
 )
 
@@ -70,7 +71,7 @@ def lay_out(content: str, sheets: Sheets, name: str) -> Any:
     """
     weasyprint = load_weasyprint()
     logger.info("setting %s", name)
-    with _problems_of(name):
+    with _problems_of(name), lines_broken_once():
         css, fonts = _styles(sheets)
         page = weasyprint.HTML(string=content, base_url=sheets[0][0].as_uri())
         return page.render(stylesheets=css, font_config=fonts, pdf_variant="pdf/ua-1")
