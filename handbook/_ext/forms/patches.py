@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pydyf
@@ -194,6 +195,83 @@ def lines_broken_once() -> Iterator[None]:
         yield
     finally:
         inline.split_first_line = split
+
+
+def pages_are_drawn_once() -> None:
+    """Keep what a page draws for the other PDFs that it is in: an offprint consists of pages of a book.
+
+    Not kept are the few pages whose drawing needs an object of its own in the PDF, such as a group for transparency.
+    """
+    from weasyprint.document import Page
+
+    paint: Any = Page.paint
+    if getattr(paint, "__wrapped__", None):
+        return
+    known = list(inspect.signature(paint).parameters) == ["self", "stream", "scale"]
+    expect(known, "weasyprint", "Page.paint takes other arguments")
+
+    @functools.wraps(paint)
+    def once(page: Any, stream: Any, scale: float = 1) -> None:
+        drawn = vars(page).get("drawn")
+        if drawn is None or drawn.scale != scale:
+            page.drawn = _Drawn.of(page, stream, scale, paint)
+        else:
+            drawn.again(stream)
+
+    Page.paint = once
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What a page drew."""
+
+    scale: float
+    operators: bytes
+    tags: dict[Any, Any]
+    states: dict[str, Any]  # for transparency, by name
+    fonts: dict[Any, tuple[Any, dict[int, str], dict[int, float]]]  # as it was before; its glyphs; their widths
+
+    @classmethod
+    def of(cls, page: Any, stream: Any, scale: float, paint: Any) -> _Drawn | None:
+        """Draw a page; nothing is returned if that cannot be kept."""
+        expect(not stream._tags, "weasyprint", "something is drawn before Page.paint")
+        start, objects = len(stream.stream), _objects(stream)
+        earlier = {key: font.to_unicode for key, font in stream._fonts.items()}
+        for font in stream._fonts.values():
+            font.to_unicode = {}  # of this page
+        paint(page, stream, scale)
+        fonts = {}
+        for key, font in stream._fonts.items():
+            own = font.to_unicode
+            if own:
+                fonts[key] = copy.copy(font), own, {glyph: font.widths[glyph] for glyph in own}
+            font.to_unicode = {**own, **earlier.get(key, {})}
+        if _objects(stream) != objects:
+            return None
+        operators = pydyf.Stream(stream.stream[start:]).data.partition(b"stream\n")[2].removesuffix(b"\nendstream")
+        states = {
+            key: state for key, state in stream._resources["ExtGState"].items() if f"/{key} gs".encode() in operators
+        }
+        return cls(scale, operators, {box: dict(tag) for box, tag in stream._tags.items()}, states, fonts)
+
+    def again(self, stream: Any) -> None:
+        """Draw the page in another PDF."""
+        stream.stream.append(self.operators)
+        stream._tags.update({box: dict(tag) for box, tag in self.tags.items()})
+        stream._resources["ExtGState"].update(self.states)
+        for key, (font, glyphs, widths) in self.fonts.items():
+            if key not in stream._fonts:
+                stream._fonts[key] = copy.copy(font)
+                stream._fonts[key].to_unicode, stream._fonts[key].widths = {}, {}
+            own = stream._fonts[key]
+            own.to_unicode, own.widths = {**glyphs, **own.to_unicode}, {**widths, **own.widths}
+
+
+def _objects(stream: Any) -> list[int]:
+    """How many objects the pages so far have added to a PDF, apart from transparency of one value."""
+    kinds = stream._resources
+    named = sum(key.startswith("s") for key in kinds["ExtGState"])
+    return [named, *(len(kinds[kind]) for kind in ("XObject", "Pattern", "Shading"))]
 
 
 def correct_page_references(document: Any, numbers: Mapping[str, int]) -> None:
