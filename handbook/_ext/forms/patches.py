@@ -200,7 +200,7 @@ def lines_broken_once() -> Iterator[None]:
 def pages_are_drawn_once() -> None:
     """Keep what a page draws for the other PDFs that it is in: an offprint consists of pages of a book.
 
-    Not kept are the few pages whose drawing needs an object of its own in the PDF, such as a group for transparency.
+    Not kept are the few pages whose drawing needs an object of its own in the PDF, other than a group of operators.
     """
     from weasyprint.document import Page
 
@@ -230,12 +230,13 @@ class _Drawn:
     tags: dict[Any, Any]
     states: dict[str, Any]  # for transparency, by name
     fonts: dict[Any, tuple[Any, dict[int, str], dict[int, float]]]  # as it was before; its glyphs; their widths
+    groups: dict[str, Any]  # of operators, such as a label that is centered, by name
 
     @classmethod
     def of(cls, page: Any, stream: Any, scale: float, paint: Any) -> _Drawn | None:
         """Draw a page; nothing is returned if that cannot be kept."""
         expect(not stream._tags, "weasyprint", "something is drawn before Page.paint")
-        start, objects = len(stream.stream), _objects(stream)
+        start, before = len(stream.stream), {*_objects(stream._resources)}
         earlier = {key: font.to_unicode for key, font in stream._fonts.items()}
         for font in stream._fonts.values():
             font.to_unicode = {}  # of this page
@@ -246,17 +247,24 @@ class _Drawn:
             if own:
                 fonts[key] = copy.copy(font), own, {glyph: font.widths[glyph] for glyph in own}
             font.to_unicode = {**own, **earlier.get(key, {})}
-        if _objects(stream) != objects:
+        groups = {key: _group(one) for key, one in _objects(stream._resources).items() if key not in before}
+        if None in groups.values():
             return None
         operators = pydyf.Stream(stream.stream[start:]).data.partition(b"stream\n")[2].removesuffix(b"\nendstream")
         states = {
             key: state for key, state in stream._resources["ExtGState"].items() if f"/{key} gs".encode() in operators
         }
-        return cls(scale, operators, {box: dict(tag) for box, tag in stream._tags.items()}, states, fonts)
+        return cls(scale, operators, {box: dict(tag) for box, tag in stream._tags.items()}, states, fonts, groups)
 
     def again(self, stream: Any) -> None:
         """Draw the page in another PDF."""
-        stream.stream.append(self.operators)
+        objects = stream._resources["XObject"]
+        names = {}
+        for name, group in self.groups.items():
+            names[name.encode()] = f"x{len(objects)}".encode()
+            objects[f"x{len(objects)}"] = _group(group, stream._resources["ColorSpace"])
+        operators = re.sub(rb"(?<=/)x\d+(?= Do\b)", lambda found: names[found[0]], self.operators)
+        stream.stream.append(operators)
         stream._tags.update({box: dict(tag) for box, tag in self.tags.items()})
         stream._resources["ExtGState"].update(self.states)
         for key, (font, glyphs, widths) in self.fonts.items():
@@ -267,11 +275,25 @@ class _Drawn:
             own.to_unicode, own.widths = {**glyphs, **own.to_unicode}, {**widths, **own.widths}
 
 
-def _objects(stream: Any) -> list[int]:
-    """How many objects the pages so far have added to a PDF, apart from transparency of one value."""
-    kinds = stream._resources
-    named = sum(key.startswith("s") for key in kinds["ExtGState"])
-    return [named, *(len(kinds[kind]) for kind in ("XObject", "Pattern", "Shading"))]
+def _objects(resources: Any) -> dict[str, Any]:
+    """The objects that drawing has added to a PDF, by name, apart from transparency of one value."""
+    objects = {key: state for key, state in resources["ExtGState"].items() if key.startswith("s")}
+    return objects | resources["XObject"] | resources["Pattern"] | resources["Shading"]
+
+
+def _group(drawn: Any, colors: Any = None) -> Any:
+    """A copy of a group of operators, for a PDF whose spaces of colors are ``colors``; None for any other object."""
+    if getattr(drawn, "extra", {}).get("Subtype") != "/Form":
+        return None
+    copied = copy.copy(drawn)
+    resources = drawn.extra["Resources"]
+    within = {key: _group(one, colors) for key, one in _objects(resources).items()}
+    if None in within.values():
+        return None
+    kinds = {"ExtGState": pydyf.Dictionary(resources["ExtGState"]), "XObject": pydyf.Dictionary(within)}
+    copied.extra = pydyf.Dictionary(drawn.extra)
+    copied.extra["Resources"] = pydyf.Dictionary({**resources, **kinds, "ColorSpace": colors})
+    return copied
 
 
 def correct_page_references(document: Any, numbers: Mapping[str, int]) -> None:
