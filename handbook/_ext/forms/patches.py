@@ -277,8 +277,8 @@ class _Drawn:
 
 def _objects(resources: Any) -> dict[str, Any]:
     """The objects that drawing has added to a PDF, by name, apart from transparency of one value."""
-    objects = {key: state for key, state in resources["ExtGState"].items() if key.startswith("s")}
-    return objects | resources["XObject"] | resources["Pattern"] | resources["Shading"]
+    states = {key: state for key, state in resources["ExtGState"].items() if key.startswith("s")}
+    return {**states, **resources["XObject"], **resources["Pattern"], **resources["Shading"]}
 
 
 def _group(drawn: Any, colors: Any = None) -> Any:
