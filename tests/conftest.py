@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if deselected:
         items[:] = [item for item in items if item not in set(deselected)]
         config.hook.pytest_deselected(items=deselected)
-    for item in items:
+    for item in items if config.pluginmanager.hasplugin("xdist") else ():
         if not item.get_closest_marker("apart"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
 

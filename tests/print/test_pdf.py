@@ -12,7 +12,7 @@ import pytest
 from pypdf import PdfReader
 from sample_book import LISTING, sample
 
-from _ext.forms import weasy
+from _ext.forms import patches, weasy
 from _ext.forms.patches import correct_page_references
 from _ext.problems import BuildError
 from tools import ROOT, need
@@ -341,6 +341,59 @@ def test_an_equation_does_not_touch_its_number():
     drawing = next(box for box in boxes if str(box.element_tag).endswith("svg"))
     number = next(box for box in boxes if box.element is not None and box.element.get("class") == "eqno")
     assert drawing.position_x + drawing.width < number.position_x - 4
+
+
+def test_two_columns_are_of_equal_length_after_a_few_layouts(monkeypatch):
+    """WeasyPrint alone lays these out more than a hundred times: a pixel longer each time, and twice for the margin."""
+    weasy.load_weasyprint()
+    from weasyprint.layout import block
+
+    layout, columns = block.block_container_layout, []
+
+    def counted(context, box, *rest):
+        columns.extend([box] if box.is_column else [])
+        return layout(context, box, *rest)
+
+    monkeypatch.setattr(block, "block_container_layout", counted)
+    whole = f"<p>{'Text.<br>' * 6}</p>"
+    sheet = (
+        (
+            ROOT / "sheet.css",
+            "div { columns: 2; margin-bottom: 9px } p { break-inside: avoid; margin: 0; line-height: 15px }",
+        ),
+    )
+    document = weasy.lay_out(f"<div>{whole * 5}</div>", sheet, "columns.pdf")
+    set_columns = [box for box in document.pages[0]._page_box.descendants() if getattr(box, "is_column", False)]
+    assert [len(column.children) for column in set_columns] == [3, 2]
+    assert set_columns[0].height == 270
+    assert len(columns) < 40
+
+
+def test_a_page_drawn_for_two_pdfs_is_the_same_in_both(tmp_path):
+    """Both hyphens are one glyph: what copying it gives is what the page itself says."""
+    sheet = ROOT / "handbook" / "_static" / "print.css"
+    body = (
+        "<p>all-reduce</p>"
+        + "<p style='break-before: page; opacity: .5'>B</p>"
+        + "<p style='break-before: page'>C‐D</p>"
+    )
+    document = weasy.lay_out(body, ((sheet, sheet.read_text(encoding="utf-8")),), "twice.pdf")
+    weasy.write(document, tmp_path / "book.pdf")
+    weasy.write(document.copy(document.pages[2:]), tmp_path / "third.pdf")
+    weasy.write(document.copy(document.pages), tmp_path / "again.pdf")
+    book, again = PdfReader(tmp_path / "book.pdf").pages, PdfReader(tmp_path / "again.pdf").pages
+    assert [page.extract_text() for page in again] == [page.extract_text() for page in book]
+    assert [page.get_contents().get_data() for page in again] == [page.get_contents().get_data() for page in book]
+    assert PdfReader(tmp_path / "third.pdf").pages[0].extract_text().split() == ["C‐D", "3"]
+
+
+def test_another_weasyprint_is_refused(monkeypatch):
+    from weasyprint.layout import block, column
+
+    monkeypatch.setattr(block, "few_steps", False)
+    monkeypatch.setattr(column, "columns_layout", test_another_weasyprint_is_refused)
+    with pytest.raises(BuildError, match=r"weasyprint \S+ is not supported"):
+        patches.columns_are_balanced_in_few_steps()
 
 
 @pytest.mark.parametrize(("name", "least"), [("sample", 10), ("sample-labs", 2), ("first", 5), ("second", 2)])

@@ -10,6 +10,7 @@ import itertools
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence, Set
+from functools import partial
 from multiprocessing import SimpleQueue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,17 +123,21 @@ class BookPdfBuilder(WholeBookBuilder):
             behind = {key: last + page - left for key, page in page_numbers(back).items()}
             self._write_book(document, name, title, "", contents, {**numbers, **behind}, back.pages[left:])
 
-        def offprints() -> None:
-            parts = [part for part in self.reading_order if part in articles]
-            starts = [numbers[anchor(part)] for part in parts] + [last + 1]
-            cards = {} if only else drills(self, articles, numbers)
-            for chapter, (first, end) in zip(parts, itertools.pairwise(starts), strict=True):
-                if chapter in listed:
-                    inside = [articles[one] for one in self.reading_order[chapter] if one in articles]
-                    cut, drill = document.pages[first - 1 : end - 1], cards.get(chapter, [])
-                    write_chapter(self, chapter, cut, first, inside, drill, sources, numbers)
+        if not only:
+            book()
+        parts = [part for part in self.reading_order if part in articles]
+        starts = [numbers[anchor(part)] for part in parts] + [last + 1]
+        cards = {} if only else drills(self, articles, numbers)
+        cuts = zip(parts, itertools.pairwise(starts), strict=True)
+        runs = [(chapter, first, end) for chapter, (first, end) in cuts if chapter in listed]
 
-        side_by_side([offprints] if only else [book, offprints])
+        def offprints(runs: Iterable[tuple[str, int, int]]) -> None:
+            for chapter, first, end in runs:
+                inside = [articles[one] for one in self.reading_order[chapter] if one in articles]
+                cut, drill = document.pages[first - 1 : end - 1], cards.get(chapter, [])
+                write_chapter(self, chapter, cut, first, inside, drill, sources, numbers)
+
+        side_by_side([partial(offprints, runs[::2]), partial(offprints, runs[1::2])])
 
     def _make_companion(self) -> None:
         """The labs, by chapter."""
@@ -154,11 +159,9 @@ class BookPdfBuilder(WholeBookBuilder):
         finally:
             self.lab_pages.put({name: numbers.get(anchor(name), 0) for name in self.labs})  # the handbook waits for it
 
-        def offprints() -> None:
-            for chapter in chapters(self.env, self.config.root_doc):
-                write_labs(self, chapter, document, contents, numbers)
-
-        side_by_side([lambda: self._write_book(document, name, title, project, contents, numbers), offprints])
+        self._write_book(document, name, title, project, contents, numbers)
+        for chapter in chapters(self.env, self.config.root_doc):
+            write_labs(self, chapter, document, contents, numbers)
 
     def _set(
         self, name: str, title: str, series: str, contents: list[Entry], body: ET.Element

@@ -7,12 +7,14 @@ nothing to change.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -123,6 +125,185 @@ def lines_break_at_their_end() -> None:
         return split(kept, style, context, whole[3] - 1, spacing, *rest, **named)
 
     inline.split_first_line = at_the_end
+
+
+def _rewrite(function: Any, *changes: tuple[str, str]) -> Any:
+    """Change some lines of a function of WeasyPrint, each of which must stand in it just once."""
+    source, module = inspect.getsource(function), inspect.getmodule(function)
+    for old, new in changes:
+        expect(source.count(old) == 1, "weasyprint", f"{function.__name__} has no line {old.strip()!r}")
+        source = source.replace(old, new)
+    exec(compile(source, str(inspect.getsourcefile(function)), "exec"), vars(module))
+    return getattr(module, function.__name__)
+
+
+def columns_are_balanced_in_few_steps() -> None:
+    """Find the height of two columns of equal length by halving, and only once.
+
+    WeasyPrint 70 lays a box of columns out anew for each pixel that they lack: up to 314 times; and where the box has
+    a margin below, all of this twice, though the margin matters at the end of a page only. That was half of the time
+    in which a book is laid out. The height that is found is the same, to a pixel.
+    """
+    from weasyprint.layout import block, column
+
+    if getattr(block, "few_steps", False):
+        return
+    step = """
+                # Increase the column heights and render them again
+                add_height = 1 if lost_space == inf else lost_space
+                height += add_height
+
+                if height > max_height:
+                    # We reached max height, stop rendering
+                    height = max_height
+                    stop_rendering = True
+                    break
+"""
+    halving = """
+                if column_skip_stack is None:
+                    enough = height
+                else:
+                    too_low = height
+                if enough - too_low <= 1:
+                    height = enough
+                    break
+                height = min((too_low + enough) / 2, too_low + stride)
+                stride *= 2
+"""
+    whole = """
+                if column_skip_stack is None:
+                    # We rendered the whole content, stop
+                    break
+"""
+    average = "                        height = sum(consumed_heights) / count\n"
+    start = "                        too_low, enough, stride = height, max_height, 8\n"
+    again = "            if columns_bottom_space:\n"
+    overflows = "context.overflows_page(bottom_space, new_box.position_y + new_box.margin_height())"
+    block.columns_layout = _rewrite(column.columns_layout, (whole + step, halving), (average, average + start))
+    _rewrite(block.block_box_layout, (again, again.replace("space:", f"space and {overflows}:")))
+    block.few_steps = True
+
+
+@contextmanager
+def lines_broken_once() -> Iterator[None]:
+    """Keep where each text breaks while a document is laid out: columns and tables are laid out more than once."""
+    from weasyprint.layout import inline
+
+    split: Any = inline.split_first_line
+    known: dict[Any, Any] = {}
+
+    @functools.wraps(split)
+    def once(text: str, style: Any, context: Any, *rest: Any, **named: Any) -> Any:
+        key = text, id(style), rest, *named.items()
+        if key not in known:
+            known[key] = style, split(text, style, context, *rest, **named)  # with its style, an id stays its own
+        layout, *line = known[key][1]
+        return copy.copy(layout), *line
+
+    inline.split_first_line = once
+    try:
+        yield
+    finally:
+        inline.split_first_line = split
+
+
+def pages_are_drawn_once() -> None:
+    """Keep what a page draws for the other PDFs that it is in: an offprint consists of pages of a book.
+
+    Not kept are the few pages whose drawing needs an object of its own in the PDF, other than a group of operators.
+    """
+    from weasyprint.document import Page
+
+    paint: Any = Page.paint
+    if getattr(paint, "__wrapped__", None):
+        return
+    known = list(inspect.signature(paint).parameters) == ["self", "stream", "scale"]
+    expect(known, "weasyprint", "Page.paint takes other arguments")
+
+    @functools.wraps(paint)
+    def once(page: Any, stream: Any, scale: float = 1) -> None:
+        drawn = vars(page).get("drawn")
+        if drawn is None or drawn.scale != scale:
+            page.drawn = _Drawn.of(page, stream, scale, paint)
+        else:
+            drawn.again(stream)
+
+    Page.paint = once
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What a page drew."""
+
+    scale: float
+    operators: bytes
+    tags: dict[Any, Any]
+    states: dict[str, Any]  # for transparency, by name
+    fonts: dict[Any, tuple[Any, dict[int, str], dict[int, float]]]  # as it was before; its glyphs; their widths
+    groups: dict[str, Any]  # of operators, such as a label that is centered, by name
+
+    @classmethod
+    def of(cls, page: Any, stream: Any, scale: float, paint: Any) -> _Drawn | None:
+        """Draw a page; nothing is returned if that cannot be kept."""
+        expect(not stream._tags, "weasyprint", "something is drawn before Page.paint")
+        start, before = len(stream.stream), {*_objects(stream._resources)}
+        earlier = {key: font.to_unicode for key, font in stream._fonts.items()}
+        for font in stream._fonts.values():
+            font.to_unicode = {}  # of this page
+        paint(page, stream, scale)
+        fonts = {}
+        for key, font in stream._fonts.items():
+            own = font.to_unicode
+            if own:
+                fonts[key] = copy.copy(font), own, {glyph: font.widths[glyph] for glyph in own}
+            font.to_unicode = {**own, **earlier.get(key, {})}
+        groups = {key: _group(one) for key, one in _objects(stream._resources).items() if key not in before}
+        if None in groups.values():
+            return None
+        operators = pydyf.Stream(stream.stream[start:]).data.partition(b"stream\n")[2].removesuffix(b"\nendstream")
+        states = {
+            key: state for key, state in stream._resources["ExtGState"].items() if f"/{key} gs".encode() in operators
+        }
+        return cls(scale, operators, {box: dict(tag) for box, tag in stream._tags.items()}, states, fonts, groups)
+
+    def again(self, stream: Any) -> None:
+        """Draw the page in another PDF."""
+        objects = stream._resources["XObject"]
+        names = {}
+        for name, group in self.groups.items():
+            names[name.encode()] = f"x{len(objects)}".encode()
+            objects[f"x{len(objects)}"] = _group(group, stream._resources["ColorSpace"])
+        operators = re.sub(rb"(?<=/)x\d+(?= Do\b)", lambda found: names[found[0]], self.operators)
+        stream.stream.append(operators)
+        stream._tags.update({box: dict(tag) for box, tag in self.tags.items()})
+        stream._resources["ExtGState"].update(self.states)
+        for key, (font, glyphs, widths) in self.fonts.items():
+            if key not in stream._fonts:
+                stream._fonts[key] = copy.copy(font)
+                stream._fonts[key].to_unicode, stream._fonts[key].widths = {}, {}
+            own = stream._fonts[key]
+            own.to_unicode, own.widths = {**glyphs, **own.to_unicode}, {**widths, **own.widths}
+
+
+def _objects(resources: Any) -> dict[str, Any]:
+    """The objects that drawing has added to a PDF, by name, apart from transparency of one value."""
+    states = {key: state for key, state in resources["ExtGState"].items() if key.startswith("s")}
+    return {**states, **resources["XObject"], **resources["Pattern"], **resources["Shading"]}
+
+
+def _group(drawn: Any, colors: Any = None) -> Any:
+    """A copy of a group of operators, for a PDF whose spaces of colors are ``colors``; None for any other object."""
+    if getattr(drawn, "extra", {}).get("Subtype") != "/Form":
+        return None
+    copied = copy.copy(drawn)
+    resources = drawn.extra["Resources"]
+    within = {key: _group(one, colors) for key, one in _objects(resources).items()}
+    if None in within.values():
+        return None
+    kinds = {"ExtGState": pydyf.Dictionary(resources["ExtGState"]), "XObject": pydyf.Dictionary(within)}
+    copied.extra = pydyf.Dictionary(drawn.extra)
+    copied.extra["Resources"] = pydyf.Dictionary({**resources, **kinds, "ColorSpace": colors})
+    return copied
 
 
 def correct_page_references(document: Any, numbers: Mapping[str, int]) -> None:

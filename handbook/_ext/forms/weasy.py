@@ -18,7 +18,13 @@ from sphinx.util import logging
 from sphinx.util.parallel import ParallelTasks, SerialTasks, parallel_available
 
 from ..problems import BuildError
-from .patches import lines_break_at_their_end, page_references_listed_once
+from .patches import (
+    columns_are_balanced_in_few_steps,
+    lines_break_at_their_end,
+    lines_broken_once,
+    page_references_listed_once,
+    pages_are_drawn_once,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +45,8 @@ def load_weasyprint() -> ModuleType:
             "Debian, Ubuntu: apt install libpango-1.0-0 libpangoft2-1.0-0 · macOS: brew install pango"
         ) from None
     lines_break_at_their_end()
+    columns_are_balanced_in_few_steps()
+    pages_are_drawn_once()
     return weasyprint
 
 
@@ -65,7 +73,7 @@ def lay_out(content: str, sheets: Sheets, name: str) -> Any:
     """
     weasyprint = load_weasyprint()
     logger.info("setting %s", name)
-    with _problems_of(name):
+    with _problems_of(name), lines_broken_once():
         css, fonts = _styles(sheets)
         page = weasyprint.HTML(string=content, base_url=sheets[0][0].as_uri())
         return page.render(stylesheets=css, font_config=fonts, pdf_variant="pdf/ua-1")
