@@ -58,13 +58,13 @@ def test_a_figure_opens_as_large_as_the_screen_and_comes_back(browser, html):
 
 
 @pytest.mark.full
-def test_on_a_phone_the_figures_of_every_lab_can_be_read(tab, site, html):
+def test_on_a_phone_the_figures_of_every_lab_can_be_read(browser, html):
     """Other pages are opened in test_pages.py: chapters all, and of labs those that show every kind of content."""
-    (page, _), wrong = tab, {}
-    page.set_viewport_size(PHONE["viewport"])
+    page, wrong = browser.new_page(**PHONE), {}
     for path in sorted(html.glob("labs/*/*.html")):
         if 'class="figure"' in path.read_text(encoding="utf-8"):
-            page.goto(f"{site}/{path.relative_to(html).as_posix()}", wait_until="domcontentloaded")
+            page.goto(path.as_uri(), wait_until="domcontentloaded")
             if found := page.evaluate(SMALL_OR_CUT):
                 wrong[path.name] = found
+    page.close()
     assert not wrong
