@@ -38,7 +38,7 @@ TORCH_PRIVATE = {
 PATCHES = {
     "gallery/ddplab/runtime/torch_private.py": "torch, each with the versions in which it was seen",
     "gallery/ddplab/grading/": "torch and multiprocessing while a learner's program runs, to see what it calls",
-    "handbook/_ext/forms/patches.py": "Sphinx and pydyf, each checked by `expect`",
+    "handbook/_ext/forms/patches.py": "Sphinx, pydyf and WeasyPrint, each checked by `expect`",
     "handbook/_ext/forms/math_svg.py": "the documented settings of ziafont",
 }
 STANDARD = {"sys", "os", "warnings", "tempfile", "signal"}  # their attributes are there to be set

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import ROOT
+from tools import PATIENCE_S, ROOT
 
 CONF = f"""
 exec(open({str(ROOT / "conf.py")!r}).read(), dict(globals(), __file__=__file__), globals())
@@ -139,7 +139,9 @@ class Book:
         options = ["-c", ".", "-d", "_build/doctrees/book", "-j", "2", "-b", builder, "handbook", f"_build/{builder}"]
         environment = {**os.environ, "PYTHONPATH": str(self.root / "gallery"), "NO_COLOR": "1"}
         command = [sys.executable, "-m", "sphinx", *options]
-        done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=170)
+        done = subprocess.run(
+            command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         return done.stdout
 

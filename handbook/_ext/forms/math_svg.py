@@ -18,17 +18,12 @@ from docutils import nodes
 from sphinx.locale import _
 from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
-from ziafont.config import config
-from ziamath.tex import tex2mml
-from ziamath.zmath import Math
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
     from sphinx.writers.html5 import HTML5Translator
 
 logger = logging.getLogger(__name__)
-
-config.precision = 2
 
 EM_PX = 24.0  # the size at which ziamath draws; its smallest glyph is relative to this default too
 MARGIN_PX = 0.5  # room for glyphs that lean out of their box
@@ -79,7 +74,10 @@ def draw(tex: str, *, inline: bool, symbols: bool = False) -> Drawing:
     Raises:
         ValueError: the TeX is not valid, or has a command that cannot be drawn.
     """
-    config.svg2 = symbols
+    from ziafont.config import config  # here, as a build without a new formula needs none of it
+    from ziamath.zmath import Math
+
+    config.precision, config.svg2 = 2, symbols
     try:
         root = _fix_mathml(_read(tex, inline=inline), display=not inline)
         formula = Math(root, size=EM_PX, margin=MARGIN_PX)
@@ -104,6 +102,8 @@ def draw(tex: str, *, inline: bool, symbols: bool = False) -> Drawing:
 
 def _read(tex: str, *, inline: bool) -> ET.Element:
     """The MathML of TeX as Sphinx hands it over."""
+    from ziamath.tex import tex2mml
+
     plain = re.sub(r"\\label\{[^}]*\}", "", tex).strip()
     plain = re.sub(r"\\(begin|end)\{(align|equation|gather)\}", r"\\\1{\2*}", plain)  # Sphinx numbers, not ziamath
     if r"\\" in plain and r"\begin" not in plain:
