@@ -19,7 +19,7 @@ LEVELS = {
         {"model", "buckets", "costmodel", "checkpoint", "diagnose", "flight", "trace", "scratch"},
         {"labs", "grading", "recording", "cli", "__main__"},
     ],
-    BOOK: [{"", "problems", "markup"}, {"evidence"}, {"embed"}, {"cards", "explorers"}, {"forms"}],
+    BOOK: [{"", "problems", "markup", "news"}, {"evidence"}, {"embed"}, {"cards", "explorers"}, {"forms"}],
 }
 # Where private names of torch may stand (each path is a file or what begins so), and why.
 TORCH_PRIVATE = {
@@ -39,6 +39,7 @@ PATCHES = {
     "gallery/ddplab/runtime/torch_private.py": "torch, each with the versions in which it was seen",
     "gallery/ddplab/grading/": "torch and multiprocessing while a learner's program runs, to see what it calls",
     "handbook/_ext/forms/patches.py": "Sphinx, pydyf and WeasyPrint, each checked by `expect`",
+    "handbook/_ext/forms/build_steps.py": "Sphinx, each checked by `expect`",
     "handbook/_ext/forms/math_svg.py": "the documented settings of ziafont",
 }
 STANDARD = {"sys", "os", "warnings", "tempfile", "signal"}  # their attributes are there to be set

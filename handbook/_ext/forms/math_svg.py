@@ -77,7 +77,8 @@ def draw(tex: str, *, inline: bool, symbols: bool = False) -> Drawing:
     from ziafont.config import config  # here, as a build without a new formula needs none of it
     from ziamath.zmath import Math
 
-    config.precision, config.svg2 = 2, symbols
+    config.precision = 2
+    config.svg2 = symbols
     try:
         root = _fix_mathml(_read(tex, inline=inline), display=not inline)
         formula = Math(root, size=EM_PX, margin=MARGIN_PX)
