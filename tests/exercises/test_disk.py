@@ -63,7 +63,7 @@ KILLS = """
 import json, os, signal, sys
 from pathlib import Path
 from ddplab.grading.disk import read_files, write_files
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1], os.path.dirname(sys.argv[1])
 from test_disk import OLD, save
 
 def killed_at(number, folder):

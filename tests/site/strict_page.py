@@ -58,10 +58,13 @@ MARK_ALIKE = """() => {
 
 
 def rest(page: Page) -> None:
-    """Wait until what moves has come to its end, but for what moves for ever or as the reader scrolls."""
-    page.evaluate("""() => Promise.allSettled(document.getAnimations().filter((one) =>
+    """Bring what moves to its end, but for what moves for ever or as the reader scrolls.
+
+    Not awaited: a page that nothing else changes may be drawn no more, and its movements then never end.
+    """
+    page.evaluate("""() => document.getAnimations().filter((one) =>
         one.timeline === document.timeline && isFinite(one.effect.getComputedTiming().endTime)
-    ).map((one) => one.finished))""")
+    ).forEach((one) => one.finish())""")
 
 
 def violations(page: Page, but: Collection[str] = (), colors_only: bool = False) -> list[str]:

@@ -158,7 +158,7 @@ def test_code_comes_from_the_script(built: Built, number: int) -> None:
 
 def test_a_document_is_read_again_when_the_lab_was_run_again(builds: list[Built]) -> None:
     _, again, changed = builds
-    known = {"index", *(name for name in PAGES if name.startswith("wrong"))}  # read in each build, to be told again
+    known = {"index", *(name for name in PAGES if name.startswith("wrong"))}  # read in each build, which says it again
     assert set(again.written) == known
     assert set(changed.written) == {"follows", *known}
     assert changed.page("follows").select_one(".lab-output pre").get_text().strip() == "new"
