@@ -79,7 +79,7 @@ test: $(call ready,test) $(if $(FULL),all,html) ## claims whose record does not 
 	$(PY) -m pytest $(PARALLEL) --records $(if $(FULL),,-m "not full") --durations=20
 
 test-all: $(call ready,test) all ## every test; REQUIRE_ALL=1 forbids skips for a missing browser, Pango, poppler or epubcheck
-	$(PY) -m pytest $(PARALLEL) --durations=20
+	EVERY_TEXT=1 $(PY) -m pytest $(PARALLEL) --durations=20
 
 check: $(call ready,test) ## ruff, mypy, spelling, prose rules; internal links are checked by every build (-W)
 	$(PY) -m ruff check . && $(PY) -m ruff format --check .

@@ -137,7 +137,8 @@ def test_the_navigation_of_a_wide_screen_is_accessible_in_dark_mode(open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_colour_that_is_hard_to_see_is_told_also_where_much_looks_alike(browser, scheme):
+def test_a_colour_that_is_hard_to_see_is_told_also_where_much_looks_alike(browser, scheme, monkeypatch):
+    monkeypatch.delenv("EVERY_TEXT", raising=False)
     page = browser.new_page(color_scheme=scheme)
     page.set_content("""<html lang="en"><title>Colours</title><style>
         html { background: #fff; color: #000 } .deep { color: #bbb } .hid { display: none }
