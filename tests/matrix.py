@@ -108,7 +108,17 @@ def tests(python: Path, room: str, chosen: list[str], out: Path, jobs: int) -> I
     report = out / f"{name}.xml"
     report.unlink(missing_ok=True)
     clusters = [f"--ignore={path}" for path in ROOT.glob("tests/recipes/test_cluster_*.py")]
-    quiet = ["-p", "no:cacheprovider", "-n", str(jobs), "-o", "junit_family=xunit1", f"--junitxml={report}"]
+    quiet = [
+        "-p",
+        "no:cacheprovider",
+        "--dist",
+        "loadgroup",
+        "-n",
+        str(jobs),
+        "-o",
+        "junit_family=xunit1",
+        f"--junitxml={report}",
+    ]
     run([str(python), "-m", "pytest", *chosen, *clusters, *quiet], out / f"{name}.log", 3600)
     if not report.exists():
         yield room, "failed"
