@@ -75,7 +75,7 @@ edition-unpack: $(call ready,book) ## check such a file, and put its edition bes
 	@test -n "$(FILE)" || { echo "make edition-unpack needs a file, such as: make edition-unpack FILE=h200.zip"; exit 2; }
 	$(kit) edition unpack $(FILE) $(if $(REPLACE),--replace)
 
-test: $(call ready,test) $(if $(FULL),all,html) ## claims whose record does not stand, and a sample of the rest; FULL=1: all the rest
+test: $(call ready,test) html ## claims whose record does not stand, and a sample of the rest; FULL=1, after make all: all the rest
 	$(PY) -m pytest $(PARALLEL) --records $(if $(FULL),,-m "not full") --durations=20
 
 test-all: $(call ready,test) all ## every test; REQUIRE_ALL=1 forbids skips for a missing browser, Pango, poppler or epubcheck
