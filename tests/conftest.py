@@ -58,12 +58,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out recorded claims if asked."""
+    """Leave out recorded claims if asked; a file stays in one process, unless its tests stand ``apart``."""
     left_out = set(config.stash[LEFT_OUT])
     deselected = [item for item in items if item.nodeid.split("[")[0] in left_out]
     if deselected:
         items[:] = [item for item in items if item not in set(deselected)]
         config.hook.pytest_deselected(items=deselected)
+    for item in items if config.pluginmanager.hasplugin("xdist") else ():
+        if not item.get_closest_marker("apart"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -91,6 +91,7 @@ def build(folder):
 def book():
     return built_once("book", build)
 
+@pytest.mark.apart
 @pytest.mark.parametrize("n", range(6))
 def test_book(book, n):
     assert (book / "made").exists()
@@ -110,6 +111,7 @@ def test_what_is_built_once_fails_once(tmp_path, processes, fails, ended):
     """Six tests share a fixture; they run in one process, and in several."""
     for name in ("conftest.py", "tools.py"):
         shutil.copy(HERE / name, tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = apart: of the others\n")
     (tmp_path / "test_six.py").write_text(TESTS.format(fails=fails))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--dist=loadgroup", "-n", processes, "-rs"]

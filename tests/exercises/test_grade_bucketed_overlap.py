@@ -3,8 +3,6 @@
 import pytest
 from graded import asked_for, first_failure, first_messages, mentions, overriding, text_of, tiered
 
-pytestmark = pytest.mark.xdist_group("grade_bucketed_overlap")
-
 NAME = "bucketed-overlap"
 
 # The last method of a solution, in which many mistakes are made; `…` is replaced.

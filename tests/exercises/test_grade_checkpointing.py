@@ -13,8 +13,6 @@ from graded import (
 
 from tools import PATIENCE_S
 
-pytestmark = pytest.mark.xdist_group("grade_checkpointing")
-
 EXACT, ATOMIC = NAMES = "make-resume-exact", "make-save-atomic"
 
 

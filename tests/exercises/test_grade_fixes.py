@@ -7,8 +7,6 @@ from graded import asked_for, first_failure, first_messages_each, mentions, text
 
 from ddplab.grading.exercises import EXERCISES, section
 
-pytestmark = pytest.mark.xdist_group("grade_fixes")
-
 HANG, STOP, RESUME, NAN, BRANCH = NAMES = [
     f"mend-{name}" for name in ("hang-at-epoch-end", "early-stop", "resume", "nan", "frozen-branch")
 ]

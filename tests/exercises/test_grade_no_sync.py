@@ -3,8 +3,6 @@
 import pytest
 from graded import asked_for, first_failure, first_messages, mentions, overriding, text_of, tiered
 
-pytestmark = pytest.mark.xdist_group("grade_no_sync")
-
 NAME = "no-sync"
 
 # name: (methods that replace those of the solution, words of the message)

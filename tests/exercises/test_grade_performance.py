@@ -4,8 +4,6 @@ import pytest
 import torch
 from graded import asked_for, first_failure, first_messages_each, mentions, text_of, tiered
 
-pytestmark = pytest.mark.xdist_group("grade_performance")
-
 CURVE, CHOOSE, ACCUMULATE = NAMES = "predict-u-curve", "choose-buckets", "mend-accumulation"
 
 

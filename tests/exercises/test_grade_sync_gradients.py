@@ -5,8 +5,6 @@ import textwrap
 import pytest
 from graded import asked_for, first_failure, first_messages, mentions, text_of, tiered
 
-pytestmark = pytest.mark.xdist_group("grade_sync_gradients")
-
 NAME = "sync-gradients"
 IMPORTS = "import torch\nimport torch.distributed as dist\nimport torch.distributed.nn\nfrom torch import nn\n\n\n"
 

@@ -73,6 +73,7 @@ def rehearsed(labs, gpus, folder):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_labs_on_gpus_run_to_their_end_in_rehearsal(gpus, tmp_path):
     """On one and on two simulated GPUs: outputs, figures, values and ranks, whatever the numbers."""

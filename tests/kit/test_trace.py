@@ -20,8 +20,6 @@ from ddplab.labs.public_traces import FOLDER
 from ddplab.trace import buckets, lateness, read_trace, steps
 from ddplab.trace.spans import clipped, length, union, without
 
-pytestmark = pytest.mark.xdist_group("trace")
-
 SIZES = [300] * 8
 
 

@@ -26,8 +26,6 @@ from ddplab.model.tuning.together import TuningError
 from ddplab.model.tuning.tune import tune
 from tools import PATIENCE_S, free_port
 
-pytestmark = pytest.mark.xdist_group("tune_buckets")
-
 KIB = 1024
 QUICK = """\
     import os, sys, torch

@@ -14,8 +14,6 @@ from refusal import refused
 from ddplab import cli
 from tools import PATIENCE_S, ROOT
 
-pytestmark = pytest.mark.xdist_group("wheel")
-
 LOG = ROOT / "gallery" / "exercises" / "mend-nan" / "log.txt"
 SOLUTION = ROOT / "gallery" / "exercises" / "sync-gradients" / "solution.py"
 # What starts fast and everywhere imports none of these.

@@ -400,6 +400,7 @@ UNREADABLE = """least => Reveal.getSlides().flatMap((slide, number) => {
 
 
 @pytest.mark.full
+@pytest.mark.apart
 @pytest.mark.parametrize("name", DECKS)
 def test_in_a_browser_slides_fit_every_screen_and_load_nothing_from_elsewhere(browser, slides, name):
     page = browser.new_page()

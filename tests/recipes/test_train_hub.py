@@ -12,7 +12,7 @@ import pytest
 
 from trainer import checkpoint, start_python
 
-pytestmark = [pytest.mark.full, pytest.mark.xdist_group("train_hub")]
+pytestmark = pytest.mark.full
 WORDS = [f"word{i}" for i in range(200)]
 
 

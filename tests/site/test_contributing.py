@@ -12,8 +12,6 @@ from bs4 import BeautifulSoup
 
 from tools import PATIENCE_S, ROOT
 
-pytestmark = pytest.mark.xdist_group("contributing")
-
 EXAMPLE = re.compile(r"^`([\w./-]+)`:\n\n(`{3,})\w+\n(.*?)^\2$", re.MULTILINE | re.DOTALL)
 # The book of the copy: the configuration of ours, without the pages that show all labs and entries.
 CONF = f"""

@@ -21,8 +21,6 @@ from ddplab.recording.edition import Edition
 from tiny_book import Built, TinyBook
 from tools import ROOT
 
-pytestmark = pytest.mark.xdist_group("editions")
-
 CONF = """
 extensions = ["myst_parser", "_ext.evidence.labs", "_ext.evidence.editions", "sphinx_gallery.gen_gallery",
               "_ext.cards.claims", *("_ext.embed." + name for name in ("lab_page", "lab_embed", "measured",

@@ -109,6 +109,7 @@ def faults(tab, address, whole=False):
     return found + violations(page, {*THEME, SCROLLS}, colors_only=not whole) + wrong
 
 
+@pytest.mark.apart
 @pytest.mark.parametrize("path", [CHAPTER, *(pytest.param(path, marks=pytest.mark.full) for path in OTHERS)])
 def test_page_is_accessible_and_fits(tab, site, path):
     assert not faults(tab, f"{site}/{path}", whole=path == CHAPTER)

@@ -117,6 +117,7 @@ SETTLED = """async () => {
 
 
 @pytest.mark.full
+@pytest.mark.apart
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("path", OPENED)
 def test_nothing_moves_once_a_page_has_come(browser, site, width, path):
