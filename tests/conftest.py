@@ -57,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--records", action="store_true", help="leave out the claims whose committed record stands")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out recorded claims if asked; a file stays in one process, unless its tests stand ``apart``."""
     left_out = set(config.stash[LEFT_OUT])
