@@ -277,7 +277,9 @@ def plot() -> str:
     mpl.use("svg")
     import matplotlib.pyplot as plt
 
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "sample", "axes.titleweight": "bold"}):
+    with mpl.rc_context():
+        mpl.rcdefaults()  # a lab that ran in this process has set its own
+        mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sample", "axes.titleweight": "bold"})
         figure, axes = plt.subplots(figsize=(7.2, 2.2), layout="constrained")
         axes.bar([0, 1, 2], [3, 1, 2], color=["#0072B2", "#D55E00", "#009E73"], hatch="//")
         axes.set_title("Bytes that each rank sends")
