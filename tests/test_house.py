@@ -38,7 +38,7 @@ def test_skipped():
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
+def root(tmp_path):
     """A project whose four claims were recorded on this machine, each with an outcome."""
     file = tmp_path / "tests/claims/test_four.py"
     file.parent.mkdir(parents=True)
