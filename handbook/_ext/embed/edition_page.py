@@ -9,6 +9,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from ..evidence.lab_pieces import ranks_text
 from ..evidence.labs import Lab, all_labs, edition_of, lab_evidence, manifest_file, read_json
 
 _NEEDED = ("edition", "machine", "torch", "nccl", "gpus", "backends", "world_sizes", "commit")
@@ -44,10 +45,15 @@ class EditionLabs(SphinxDirective):
         for lab in all_labs().values():
             self.env.note_dependency(str(lab.shown_file(self.config)))
             shown = lab_evidence(lab, self.config)
+            if shown.get("waiting"):
+                continue
             backends, ranks = ({launch[what] for launch in shown["launches"]} for what in ("backend", "ranks"))
             notes = [] if shown["edition"] == edition_of(self.config) else [_source(shown["edition"])]
             notes += ["stale: the code changed since"] * bool(shown["stale"])
-            notes += ["failed"] if shown.get("failed") else [shown["needs"]] if shown.get("needs") else []
+            notes += ["failed"] * bool(shown.get("failed"))
+            for how in sorted({launch["shared"] for launch in shown["launches"] if launch.get("shared")}):
+                which = [launch for launch in shown["launches"] if launch.get("shared") == how]
+                notes.append(f"{ranks_text(which)}, by {how}")
             cells = [fact(sorted(backends)), fact(sorted(ranks)), shown["date"][:10], "; ".join(notes)]
             rows.append([lab_link(self, lab), *cells])
         head = ["Lab", "Backend", "Ranks", "Run on", "Note"]
