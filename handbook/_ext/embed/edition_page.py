@@ -105,7 +105,7 @@ def _one(value: Any) -> str:
 def table(rows: Iterable[list[Any]], head: list[Any] | None = None) -> nodes.table:
     """A table of texts and inline nodes; a row of one cell in a table of several columns is a heading in it."""
     rows = list(rows)
-    columns = max(map(len, rows), default=1)
+    columns = max(map(len, [*rows, *([head] if head else [])]), default=1)
     group = nodes.tgroup(cols=columns)
     group.extend(nodes.colspec(colwidth=1) for _ in range(columns))
     if head:

@@ -38,16 +38,15 @@ class LabsWaiting(SphinxDirective):
 
     def _lab(self, lab: labs.Lab) -> nodes.section:
         docname, (title, question) = self.env.docname, title_and_question(lab)
-        section = nodes.section("", nodes.title("", title), ids=[f"waiting-{lab.id}"])
+        page = cross_reference(docname, "std:doc", f"/{lab.docname}", title)
+        section = nodes.section("", nodes.title("", "", page), ids=[f"waiting-{lab.id}"])
         section += nodes.paragraph("", question)
         if said := what_it_will_show(lab):
             section += self.parse_text_to_nodes(f"````{{eval-rst}}\n{said}\n````")
         reason = labs.lab_evidence(lab, self.config).get("needs") or "has not been run yet"
         command = f"python {lab.script.relative_to(labs.ROOT).as_posix()}"
-        page = cross_reference(docname, "std:doc", f"/{lab.docname}", "its page")
-        facts = [nodes.Text(f"It {reason}. Run it: "), nodes.literal(command, command), nodes.Text(" · "), page]
-        download = nodes.inline("", " · ", script_download(docname, lab, "the script"), classes=["no-print"])
-        section += nodes.paragraph("", "", *facts, download)
+        download = nodes.inline("", " · ", script_download(docname, lab, "download the script"), classes=["no-print"])
+        section += nodes.paragraph("", f"It {reason}. Run it: ", nodes.literal(command, command), download)
         return section
 
 
