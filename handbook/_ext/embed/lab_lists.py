@@ -75,9 +75,10 @@ def list_labs(app: Sphinx, doctree: nodes.document) -> None:
     shown = [lab for lab in labs if not _waits(app.env, lab)]
     if not shown:
         app.env.metadata[app.env.docname] |= dict.fromkeys(("orphan", "nosearch"), "true")
-        section[:] = [intro[0], nodes.paragraph("", "No edition has run these labs yet. ")]
+        said = nodes.paragraph("", "No edition has run these labs yet. ")
+        section[:] = [intro[0], said]
         if WAITING in app.env.found_docs:
-            section[-1] += cross_reference(app.env.docname, "std:doc", f"/{WAITING}", "Waiting for a GPU")
+            said += cross_reference(app.env.docname, "std:doc", f"/{WAITING}", "Waiting for a GPU")
         return
     listing = nodes.definition_list(classes=["labs"])
     for lab in shown:

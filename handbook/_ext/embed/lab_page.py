@@ -43,12 +43,13 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
     text = f"No rank ran for this page, and no time was measured: {said}." if said else stamp_text(evidence)
     top: list[nodes.Element] = [nodes.paragraph("", text, classes=["stamp"])]
     if reason := not_shown(evidence):
-        note = nodes.note("", nodes.paragraph("", reason))
+        why = nodes.paragraph("", reason)
+        note = nodes.note("", why)
         if evidence["waiting"]:
             app.env.metadata[app.env.docname] |= dict.fromkeys(("orphan", "nosearch", "waiting"), "true")
             if WAITING in app.env.found_docs:
                 leads = cross_reference(app.env.docname, "std:doc", f"/{WAITING}", "Waiting for a GPU")
-                note[0].insert(0, [leads, nodes.Text(". ")])
+                why.insert(0, [leads, nodes.Text(". ")])
         top = [*top, note] if evidence.get("failed") else [note]  # what did not run has no machine to name
     below = title.parent.index(title) + 1
     title.parent[below:below] = [*top, _how_to_run(app, lab, evidence)]

@@ -52,13 +52,17 @@ def runs_nothing(script: Path) -> str:
 
 
 def ranks_text(launches: list[dict[str, Any]]) -> str:
-    """Ranks and backends of some launches: ``2 and 3 ranks · gloo``; empty if there was no launch.
+    """Ranks and backends of some launches: ``2 and 3 ranks · gloo``; empty if there was no launch."""
+    backends = " and ".join(sorted({launch["backend"] for launch in launches}))
+    return f"{counts_text(launches)} · {backends}" if launches else ""
 
-    Ranks that had to share a GPU under NCCL say so: ``2 ranks sharing one GPU · nccl``, ``1 and 2 ranks, of which 2
-    sharing one GPU · nccl``.
+
+def counts_text(launches: list[dict[str, Any]]) -> str:
+    """How many ranks some launches had, at least one: ``2 and 3 ranks``.
+
+    Ranks that had to share a GPU under NCCL say so: ``2 ranks sharing one GPU``, or ``1 and 2 ranks, of which 2
+    sharing one GPU``.
     """
-    if not launches:
-        return ""
     shared = [launch for launch in launches if launch.get("shared")]
     said = _counts(launches)
     if shared:
@@ -66,7 +70,7 @@ def ranks_text(launches: list[dict[str, Any]]) -> str:
         gpus = max(launch["gpus"] for launch in shared)
         said += "" if only else f", of which {_counts(shared).partition(' rank')[0]}"
         said += f" sharing {'one GPU' if gpus == 1 else f'{gpus} GPUs'}"
-    return f"{said} · {' and '.join(sorted({launch['backend'] for launch in launches}))}"
+    return said
 
 
 def _counts(launches: list[dict[str, Any]]) -> str:
