@@ -63,9 +63,10 @@ live: $(call ready,book) $(call ready,labs) ## _build/live/: html with every lab
 	$(record) here --into _build/editions --no-claims --fresh $(if $(LABS),--labs $(LABS))
 	$(LIVE) -b html handbook _build/live
 
-edition: $(call ready,labs) ## record this machine's edition: make edition NAME=h200 (BUDGET=540 stops in time, PLAN=1 estimates, FRESH=1 records all again)
+edition: $(call ready,labs) ## record this machine's edition: make edition NAME=h200 (LABS='…' CLAIMS='…' a part, BUDGET=540 stops in time, LIMIT=60 a lab's, PLAN=1 estimates, FRESH=1 records again)
 	@test -n "$(NAME)" || { echo "make edition needs a name, such as: make edition NAME=h200"; exit 2; }
-	$(record) $(NAME) $(if $(FRESH),--fresh) $(if $(BUDGET),--budget $(BUDGET)) $(if $(PLAN),--plan)
+	$(record) $(NAME) $(if $(LABS),--labs $(LABS)) $(if $(CLAIMS),--claims $(CLAIMS)) $(if $(BUDGET),--budget $(BUDGET)) \
+	  $(if $(LIMIT),--limit $(LIMIT)) $(if $(FRESH),--fresh) $(if $(PLAN),--plan)
 
 edition-archive: $(call ready,labs) ## an edition in one file, to carry it back: make edition-archive NAME=h200
 	@test -n "$(NAME)" || { echo "make edition-archive needs a name, such as: make edition-archive NAME=h200"; exit 2; }

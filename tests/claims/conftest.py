@@ -21,6 +21,7 @@ import pytest
 
 from ddplab.recording.child import Channel
 from ddplab.recording.claims import Test, expected_s, is_recorded, write_result
+from ddplab.recording.keys import sharing_unless
 from ddplab.runtime import evidence
 
 HERE = Path(__file__).parent
@@ -109,8 +110,9 @@ def pytest_runtest_call(item: pytest.Item):
         return (yield)
     with tempfile.TemporaryDirectory() as folder:
         evidence.begin(Path(folder) / "evidence.json")
+        test = _test_of(item.path, dict(item.user_properties))
         try:
-            with _bounded(item):
+            with _bounded(item), sharing_unless(test.names_a_clock(imports=False)):
                 return (yield)
         finally:
             kept = evidence.end()
@@ -159,7 +161,8 @@ class Results:
                 if self.recorder:
                     self.recorder.send(report=report.longreprtext)
             if report.when == "call":
-                result["launches"] += [one for one in properties.get("launches", ()) if one not in result["launches"]]
+                for launch in properties.get("launches", ()):
+                    evidence.add_launch(result["launches"], launch)
                 result["read"] = sorted({*result["read"], *properties.get("read", ())})
             result["ended"] += report.when == "teardown"
             if report.when == "teardown" and result["ended"] == properties["cases"]:

@@ -17,10 +17,17 @@ from ddplab import launch
 from ddplab.buckets import MIB, assign
 from ddplab.cli import main
 from ddplab.labs.public_traces import FOLDER
-from ddplab.trace import buckets, lateness, read_trace, steps
+from ddplab.trace import buckets, lateness, read, read_trace, steps
 from ddplab.trace.spans import clipped, length, union, without
 
 SIZES = [300] * 8
+
+
+@pytest.fixture(params=["ijson", "json"])
+def parser(request, monkeypatch):
+    """What parses a trace: ijson, or where that is missing Python's own, which wants it whole."""
+    if request.param == "json":
+        monkeypatch.setattr(read, "ijson", None)
 
 
 def record(folder):
@@ -190,12 +197,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 @pytest.mark.parametrize(
     "odd", [{"args": 3}, {"cat": ["kernel"]}, {"name": None}, {"ts": "now"}, {"dur": -1}, {"dur": None}], ids=str
 )
+@pytest.mark.usefixtures("parser")
 def test_an_event_of_another_kind_is_left_out(odd, tmp_path):
     """The rest is read."""
     path = written(tmp_path / "t.json", kernel(0, 10), {**kernel(20, 10), **odd}, kernel(40, 10, correlation={}))
     assert len(read_trace(path).collectives) == 2
 
 
+@pytest.mark.usefixtures("parser")
 def test_a_public_trace_is_read_as_it_is():
     """Against the JSON itself: every kernel of NCCL, with its size."""
     path = FOLDER / "a100-pair.json.gz"
@@ -205,6 +214,14 @@ def test_a_public_trace_is_read_as_it_is():
     assert [one.elements for one in trace.collectives] == [e["args"]["In msg nelems"] for e in kernels]
     assert [one.seconds for one in trace.collectives] == pytest.approx([e["dur"] / 1e6 for e in kernels])
     assert trace.nccl == "2.17.1"
+
+
+def test_without_ijson_a_large_trace_is_refused(tmp_path, monkeypatch, capsys):
+    """It would be read whole: one line says what to install."""
+    monkeypatch.setattr(read, "ijson", None)
+    monkeypatch.setattr(read, "_MOST_WITHOUT_IJSON", 1 << 20)
+    (tmp_path / "t.json").write_bytes(b'{"traceEvents": [' + b" " * (1 << 20))
+    assert "more than 1 MiB of JSON; install ijson" in refused(capsys, "trace", tmp_path / "t.json")
 
 
 def test_spans():
@@ -231,6 +248,7 @@ def test_spans():
     ],
     ids=lambda value: "" if isinstance(value, bytes) else value.replace(" ", "-"),
 )
+@pytest.mark.usefixtures("parser")
 def test_what_is_no_trace_gets_one_line(content, says, tmp_path, capsys):
     """It names the file."""
     path = tmp_path / "t.json"

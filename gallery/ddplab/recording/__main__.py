@@ -3,10 +3,12 @@
     python -m ddplab.recording h200                       everything that is not recorded yet on this machine
     python -m ddplab.recording h200 --budget 540          as much as fits into 540 seconds; run it again to continue
     python -m ddplab.recording h200 --plan                what is left, in which order, and how long it may take
-    python -m ddplab.recording here --labs bucket-xray --no-claims --into _build/editions
+    python -m ddplab.recording here --labs bucket-xray --into _build/editions
+    python -m ddplab.recording h200 --claims nccl         those that a run on NCCL would tell more of
 
 A lab or a claim that fails, hangs or crashes is recorded as failed, and the next one runs. What is recorded of this
-machine, this torch and this code is not run again, unless it failed.
+machine, this torch and this code is not run again, unless it failed. With DDPLAB_SHARE_GPU=1 ranks share a GPU under
+NCCL where there are too few, but in what reads a clock. Neither git nor make is needed: DDPLAB_COMMIT names the commit.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import contextlib
 import ctypes
 import importlib.util
 import itertools
+import os
 import re
 import signal
 import sys
@@ -24,8 +27,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..runtime.ranks import LAUNCH_LIMIT
 from . import plan
-from .claims import Claims
+from .claims import Claims, about_nccl, tests_of
 from .edition import DamagedError, Edition
 from .keys import KIT
 from .labs import Labs, is_recorded
@@ -48,18 +52,20 @@ def main(arguments: list[str] | None = None) -> int:
         here, more = machine(), hardware()
         at_once = plan.at_once(more)
         times = plan.Times.known(edition, here)
-        if not options.labs and not options.plan:
+        if options.whole and not options.plan:
             edition.drop_all_but(scripts, (ROOT / "tests" / "claims").glob("test_*.py"))
-        labs = plan.in_order({name: scripts[name] for name in options.labs or scripts})
+        labs = plan.in_order({name: scripts[name] for name in options.labs}, times.on_cpu)
         todo = [name for name in labs if options.fresh or not is_recorded(edition, name, labs[name], here)]
         margin_s = min(20.0, options.budget / 10)  # to end what runs, and to write
         deadline_s = began_s + options.budget - margin_s
-        limit_s = [min(most, options.budget * 0.8) for most in (LAB_LIMIT_S, TEST_LIMIT_S)]
-        claims = Claims(ROOT, edition, times, at_once, limit_s[1], deadline_s, fresh=options.fresh)
-        tests = [] if options.no_claims else claims.left()
+        limit_s = [min(options.limit or most, options.budget * 0.8) for most in (LAB_LIMIT_S, TEST_LIMIT_S)]
+        more_of_claims = {"fresh": options.fresh, "only": options.claims}
+        claims = Claims(ROOT, edition, times, at_once, limit_s[1], deadline_s, **more_of_claims)
+        tests = [test for test in claims.left() if not (options.under_nccl and test.id in times.on_cpu)]
         print(_outlook(todo, len(labs), tests, claims, times, here), flush=True)
         if options.plan:
-            print("\n".join(f"{times.lab(name):6.0f} s  {name}" for name in todo))
+            seconds = {name: times.lab(name) for name in todo} | {test.id: times.test(test.id) for test in tests}
+            print("\n".join(f"{took:6.0f} s  {name}" for name, took in seconds.items()))
             return 0
         try:
             failed, labs_left = record_labs(edition, {name: labs[name] for name in todo}, times, limit_s[0], deadline_s)
@@ -90,11 +96,14 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ddplab.recording", description="Record an edition of the book.")
     parser.add_argument("name", help="of the edition: small letters, digits and hyphens")
-    parser.add_argument("--labs", nargs="+", metavar="ID", help="only these labs")
+    parser.add_argument("--labs", nargs="+", metavar="ID", help="these labs, and claims only if they are named too")
+    parser.add_argument("--claims", nargs="+", metavar="ID", help="these claims, or nccl for all that NCCL may change")
     parser.add_argument("--no-claims", action="store_true", help="labs only")
     parser.add_argument("--fresh", action="store_true", help="run also what is recorded already")
     parser.add_argument("--plan", action="store_true", help="print what is left and how long it may take; run nothing")
     parser.add_argument("--budget", type=float, metavar="S", help="stop cleanly before S seconds are over")
+    parser.add_argument("--limit", type=float, metavar="S", help="seconds after which a lab or a test has failed")
+    parser.add_argument("--launch-limit", type=float, metavar="S", help="seconds after which ranks have")
     parser.add_argument("--into", type=Path, default=ROOT / "gallery" / "editions", help="folder of the editions")
     options = parser.parse_args(arguments)
 
@@ -103,17 +112,34 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", options.name):
         refuse(f"edition name {options.name!r}: use small letters, digits and hyphens")
-    if options.budget is not None and not options.budget > 0:
-        refuse(f"--budget {options.budget:g}: give a positive number of seconds")
+    for name in ("budget", "limit", "launch_limit"):
+        if (given := getattr(options, name)) is not None and not given > 0:
+            refuse(f"--{name.replace('_', '-')} {given:g}: give a positive number of seconds")
     options.budget = options.budget or float("inf")
+    if options.launch_limit:
+        os.environ[LAUNCH_LIMIT] = str(options.launch_limit)
     options.scripts = {lab_id(script): script for script in (ROOT / "gallery").glob("*/plot_*.py")}
-    unknown = [name for name in options.labs or () if name not in options.scripts]
-    if unknown:
-        refuse(f"there is no lab {', '.join(map(repr, unknown))}; see gallery/")
+    options.whole = not (options.labs or options.claims)
+    options.under_nccl = options.claims == ["nccl"]
+    try:
+        all_claims = {claim for test in tests_of(ROOT) for claim in test.claims}
+        if options.under_nccl:
+            options.claims = sorted(about_nccl(ROOT) & all_claims)
+    except ValueError as error:
+        refuse(str(error))
+    for kind, asked, known in (("lab", options.labs, options.scripts), ("claim", options.claims, all_claims)):
+        if unknown := [name for name in asked or () if name not in known]:
+            refuse(f"there is no {kind} {', '.join(map(repr, unknown))}; see {_WHERE[kind]}")
+    if options.no_claims or (options.labs and not options.claims):
+        options.claims = []
+    options.labs = list(options.scripts) if options.whole else options.labs or []
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
         refuse(f"modules are missing; install them with: {sys.executable} -m pip install {' '.join(missing)}")
     return options
+
+
+_WHERE = {"lab": "gallery/", "claim": "the claims page, or tests/claims/"}
 
 
 def _outlook(

@@ -14,7 +14,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,11 @@ from typing import Any
 from ..runtime.evidence import write_json
 from .child import Child
 from .edition import Edition, read_json
-from .keys import KIT, claim_key, function_with_helpers, imported
+from .keys import claim_key, function_with_helpers, names_a_clock
 from .machine import differences, machine, same_machine
 from .plan import Times, shares
 from .proved import tests_in
 
-_CLOCK = re.compile(r"\b(perf_counter|monotonic|process_time|time\.time)\b")
 _GRACE_S = 5.0  # beyond the deadline, for a test that ignores its alarm
 
 
@@ -44,6 +43,10 @@ class Test:
     def id(self) -> str:
         """Its name for pytest and in results."""
         return f"tests/claims/{self.path.name}::{self.name}"
+
+    def names_a_clock(self, *, imports: bool = True) -> bool:
+        """Whether the test or a lab that it runs names a clock; or, with ``imports``, what one of them imports."""
+        return names_a_clock(self.path, function_with_helpers(self.path, self.name), imports=imports)
 
 
 def tests_of(root: Path) -> Iterator[Test]:
@@ -106,15 +109,7 @@ def _counts_here(there: dict[str, Any], here: dict[str, Any], test: Test) -> boo
     python, ours = (one["python"].rpartition(".")[0] for one in (there, here))
     if other - {"cpu", "cores"} or python != ours:
         return False
-    return not other or not _reads_a_clock(test)
-
-
-def _reads_a_clock(test: Test) -> bool:
-    """Whether the test, the lab that it runs or what one of them imports of the project names a clock."""
-    code = function_with_helpers(test.path, test.name)
-    files = {KIT.parent / name for name in re.findall(r"[a-z_]+/plot_\w+\.py", code)}
-    files |= {module for file in (test.path, *files) for module in imported(file)}
-    return any(_CLOCK.search(text) for text in (code, *(file.read_text(encoding="utf-8") for file in files)))
+    return not other or not test.names_a_clock()
 
 
 def write_result(folder: Path, test: Test, claim: str, result: dict[str, Any]) -> None:
@@ -140,6 +135,7 @@ class Claims:
     limit_s: float  # of one test
     deadline_s: float  # by the monotonic clock
     fresh: bool = False
+    only: Collection[str] | None = None  # claims; None: all
 
     _children: set[Child] = field(default_factory=set)
     _turn: threading.Lock = field(default_factory=threading.Lock)
@@ -152,7 +148,8 @@ class Claims:
 
     def left(self) -> list[Test]:
         """The tests that are to run."""
-        return [test for test in tests_of(self.root) if self.fresh or not is_recorded(self.folder, test)]
+        asked = (test for test in tests_of(self.root) if self.only is None or {*test.claims} & {*self.only})
+        return [test for test in asked if self.fresh or not is_recorded(self.folder, test)]
 
     def seconds(self, tests: list[Test]) -> float:
         """An estimate for these tests."""
@@ -198,7 +195,7 @@ class Claims:
         crashed: list[str] = []
         while True:
             with tempfile.TemporaryFile() as output:
-                child = self._start(files, crashed, output)
+                child = self._start(files, tests, crashed, output)
                 if child is None:
                     return
                 running = None
@@ -228,7 +225,7 @@ class Claims:
                 write_result(self.folder, tests[running], claim, result)
                 count({"claim": claim, "outcome": "failed"})
 
-    def _start(self, files: list[Path], crashed: list[str], output: Any) -> Child | None:
+    def _start(self, files: list[Path], tests: dict[str, Test], crashed: list[str], output: Any) -> Child | None:
         environment = {
             **os.environ,
             "DDPLAB_CLAIMS_RESULTS": str(self.folder),
@@ -237,12 +234,13 @@ class Claims:
         }
         if self.deadline_s < float("inf"):
             environment["DDPLAB_CLAIMS_DEADLINE"] = str(time.time() + self.deadline_s - time.monotonic())
-        names = [f"tests/claims/{file.name}" for file in files]
-        skip = [f"--deselect={name}" for name in crashed]
+        names = [name for name, test in tests.items() if test.path in files and name not in crashed]
+        if not names:
+            return None
         with self._turn:
             if self._stopped:
                 return None
-            command = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout", *names, *skip]
+            command = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout", *names]
             child = Child(*command, cwd=self.root, environment=environment, output=output)
             self._children.add(child)
         return child
@@ -254,6 +252,23 @@ class Claims:
             running = [child for child in self._children if child.process.poll() is None]
         with ThreadPoolExecutor(max(1, len(running))) as pool:
             list(pool.map(Child.stop, running))
+
+
+def about_nccl(root: Path) -> set[str]:
+    """The claims that a run on NCCL would tell more of: shown for gloo only, or with words about NCCL.
+
+    As their directives in the book say: ``:holds:`` is not "any backend", or ``:known:`` names NCCL.
+    """
+    found = set()
+    for page in (root / "handbook").rglob("*.md"):
+        for name, options in _CLAIM.findall(page.read_text(encoding="utf-8")):
+            told = dict(re.findall(r":(\w+): *(.*)", options))
+            if told.get("holds") != "any backend" or "NCCL" in told.get("known", ""):
+                found.add(name)
+    return found
+
+
+_CLAIM = re.compile(r"^ *[`:]{3,}\{claim\} (\S+)\n((?: *:\w+:.*\n)*)", re.MULTILINE)
 
 
 @functools.cache

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from ..runtime.evidence import write_json
 from .machine import differences
 
+COMMIT = "DDPLAB_COMMIT"  # in the environment: of a tree that travelled without its history
 _LAB = ("key", "date", "machine", "launches", "values", "blocks", "seconds")
 _RESULT = ("outcome", "key", "launches", "date", "test", "seconds")
 
@@ -185,9 +187,9 @@ def _differences(here: dict[str, Any], there: dict[str, Any], names: list[str]) 
 
 
 def _commit(folder: Path) -> str:
-    """The commit that is checked out."""
+    """The commit that is checked out, or, where no git tells, that DDPLAB_COMMIT names."""
     try:
         command = ["git", "rev-parse", "--short=12", "HEAD"]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get(COMMIT, "")[:12] or "unknown"

@@ -6,22 +6,25 @@ Comments, docstrings, prose and blank lines are not part of a key, nor is the Py
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..runtime import shared_gpu
 from ..runtime.evidence import write_json
 from .script import code_blocks
 
 KIT = Path(__file__).parents[1]
 # What may be the name of a file or an exercise, or a lab as a claim's test names it.
 _NAME = re.compile(r"[\w-]{1,60}(\.\w{1,6})?|[a-z_]+/plot_\w+\.py")
+_CLOCK = re.compile(r"\b(perf_counter|monotonic|process_time|time\.time)\b|\bruntime\.clock\b")
 
 
 def lab_key(script: Path, read: Iterable[str] = ()) -> str:
@@ -43,6 +46,32 @@ def claim_key(path: Path, name: str, read: Iterable[str] = ()) -> str:
     if name not in functions:
         functions[name] = _hash(code_of(function_with_helpers(path, name), path))
     return _digest(functions[name], path, read)
+
+
+def names_a_clock(path: Path, code: str = "", *, imports: bool = True) -> bool:
+    """Whether a lab, or the ``code`` of a test in the file ``path``, names a clock, or a lab that the code runs does.
+
+    Args:
+        path: the lab, or the file of the test.
+        code: of the test, with its helpers.
+        imports: whether what is imported counts, each module as a whole.
+    """
+    files = {KIT.parent / name for name in re.findall(r"[a-z_]+/plot_\w+\.py", code)} if code else {path}
+    read = files | ({module for file in (path, *files) for module in imported(file)} if imports else set())
+    return bool(_CLOCK.search(code)) or any(_source(file).clock for file in read)
+
+
+@contextlib.contextmanager
+def sharing_unless(timed: bool) -> Iterator[None]:
+    """Let no rank share a GPU in what is ``timed``, whatever was asked: those ranks take turns."""
+    asked = os.environ.get(shared_gpu.ASKED)
+    if timed and asked:
+        os.environ[shared_gpu.ASKED] = "0"
+    try:
+        yield
+    finally:
+        if asked:
+            os.environ[shared_gpu.ASKED] = asked
 
 
 def block_key(code: str) -> str:
@@ -196,6 +225,7 @@ class _Source:
     functions: dict[str, str]  # hashes of functions with their helpers, as far as they were asked for
     imports: list[str]  # modules of the project
     names: list[str]  # strings that may name a data file, a recipe or an exercise
+    clock: bool  # whether its code names a clock
 
 
 _sources: dict[str, _Source] = {}
@@ -244,7 +274,8 @@ def _read_source(path: Path, stamp: list[int]) -> _Source:
     strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     names = {name for name in strings if isinstance(name, str) and _NAME.fullmatch(name)}
     imports = {str(file) for file in _imports(path, tree) - {path}}
-    return _Source(stamp, _hash(code_of(text, path)), blocks, {}, sorted(imports), sorted(names))
+    code = code_of(text, path)
+    return _Source(stamp, _hash(code), blocks, {}, sorted(imports), sorted(names), bool(_CLOCK.search(code)))
 
 
 def imported(path: Path) -> list[Path]:

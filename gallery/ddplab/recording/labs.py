@@ -18,7 +18,7 @@ from typing import Any
 from ..runtime import evidence
 from .child import Channel, Child
 from .edition import Edition
-from .keys import block_key, lab_key
+from .keys import block_key, lab_key, names_a_clock, sharing_unless
 from .machine import machine, same_machine
 from .script import code_blocks, run, small_svg
 
@@ -56,7 +56,8 @@ def record_lab(name: str, script: Path, limit_s: float = 0.0) -> tuple[dict[str,
         evidence.begin(Path(folder) / "evidence.json")
         try:
             signal.setitimer(signal.ITIMER_REAL, limit_s)
-            outcome = run(script, save)
+            with sharing_unless(names_a_clock(script)):
+                outcome = run(script, save)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             kept = evidence.end()

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..runtime.gpus import NUMBERS, cards, driver, nvidia_smi
+from ..runtime.gpus import NUMBERS, cards, driver, loaded_nccl, nvidia_smi
 
 _SWITCHES = re.compile(r"NCCL_\w+|NVIDIA_TF32_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|CUDA_(LAUNCH_BLOCKING|DEVICE_MAX\w+)")
 
@@ -44,10 +44,15 @@ def same_machine(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The facts that matter and differ: GPUs, driver, torch's build, NCCL; without GPUs also the processor."""
+    """The facts that matter and differ: GPUs, driver, torch's build, NCCL; without GPUs also the processor.
+
+    The driver's last number, its patch, differs between machines of one kind, and does not matter.
+    """
     facts = ["gpus", "driver", "torch", "cuda", "nccl", "system"]
     if not one.get("gpus"):
         facts += ["cpu", "cores"]
+    drivers = [{"driver": ".".join((there.get("driver") or "").split(".")[:2])} for there in (one, other)]
+    one, other = one | drivers[0], other | drivers[1]
     return [fact for fact in facts if one.get(fact) != other.get(fact)]
 
 
@@ -80,7 +85,9 @@ def _torch(name: str) -> str | None:
 
 
 def _nccl() -> str | None:
-    """The version of NCCL that came with torch's wheel, if one did."""
+    """The version of NCCL that torch will use: one that was loaded before it, else the one of its wheel, if any."""
+    if loaded := loaded_nccl():
+        return ".".join(map(str, loaded))
     names = (found.metadata["Name"] or "" for found in metadata.distributions())
     name = next((name for name in names if name.startswith("nvidia-nccl")), None)
     return metadata.version(name) if name else None

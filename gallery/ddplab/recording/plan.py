@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..runtime import shared_gpu
 from .edition import Edition
 
 # Groups of labs, the most valuable first, each with its reason. What is in none comes after, in reading order.
@@ -20,8 +21,8 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "what every reader asks of a machine: its link, its best bucket size, what overlap hides",
-        ("tune-buckets", "bucket-sweep", "overlap-on-and-off", "first-bucket", "predict-then-measure", "slow-link"),
+        "what every reader asks of a machine: its best bucket size",
+        ("tune-buckets",),
     ),
     (
         "where the step's time goes: profiles and timelines, which differ most between a CPU and a GPU",
@@ -40,24 +41,35 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("hello-ranks", "nccl-failures", "launch-and-torchrun"),
     ),
 )
+# An emulated link and layers that sleep, on CPU tensors: last, since every machine shows the same.
+EMULATED = ("bucket-sweep", "overlap-on-and-off", "first-bucket", "predict-then-measure", "slow-link")
 CHAPTERS = ("idea", "internals", "gpu", "from_scratch", "museum", "setup", "debugging", "performance", "checkpointing")
 
 # Assumptions of the estimate, not measurements: the book has not been recorded on a GPU yet.
 CUDA_START_S = 2.0  # for each launch: its ranks make their CUDA contexts side by side
+COLLECTIVE_S = 0.017  # of ranks that share a GPU, for each: they take turns
 UNKNOWN_S, UNKNOWN_TEST_S = 30.0, 3.0  # of a lab, and of a test, that no edition has
+GUESS_S = {  # of labs that no edition has: with a larger guess the last seconds of a slice would be left unused
+    **dict.fromkeys(("host-runs-ahead", "cuda-trace", "cuda-graphs"), 8.0),
+    **dict.fromkeys(("gpu-memory", "cost-of-ddp", "batch-fills-card", "sm-contention", "pinned-memory"), 12.0),
+    **dict.fromkeys(("gpu-precision", "two-nccl-ranks", "out-of-memory", "starved-gpu"), 15.0),
+    **dict.fromkeys(("mfu", "nccl-at-fault", "bus-bandwidth"), 20.0),
+}
 
 
-def in_order(labs: dict[str, Path]) -> dict[str, Path]:
+def in_order(labs: dict[str, Path], on_cpu: Collection[str] = ()) -> dict[str, Path]:
     """The labs in the order in which they are recorded.
 
     Args:
         labs: id -> script, in any order.
+        on_cpu: those that choose the CPU wherever they run; they come last.
     """
     first = [lab for _, group in ORDER for lab in group]
 
-    def place(lab: str) -> tuple[int, int, str]:
+    def place(lab: str) -> tuple[bool, int, int, str]:
         chapter = labs[lab].parent.name
         return (
+            lab in EMULATED or lab in on_cpu,
             first.index(lab) if lab in first else len(first),
             CHAPTERS.index(chapter) if chapter in CHAPTERS else len(CHAPTERS),
             labs[lab].name,
@@ -73,6 +85,8 @@ class Times:
     labs: dict[str, float]
     tests: dict[str, float]
     sources: list[str]  # the editions that these come from
+    # Labs whose ranks all chose the CPU; tests of claims, too, and those that launch none.
+    on_cpu: set[str] = field(default_factory=set)
 
     @classmethod
     def known(cls, edition: Edition, here: dict[str, Any]) -> Times:
@@ -86,23 +100,37 @@ class Times:
             # One that could not run took no time to find that out; what it takes is not known.
             labs = {name: _seconds(kept, here) for name, kept in one.labs().items() if not kept.get("needs")}
             tests = {kept["test"]: _seconds(kept, here) for kept in one.results().values()}
+            known.on_cpu.update(name for name, kept in one.labs().items() if kept["launches"] and _is_on_cpu(kept))
+            known.on_cpu.update(kept["test"] for kept in one.results().values() if _is_on_cpu(kept))
             if labs.keys() - known.labs.keys() or tests.keys() - known.tests.keys():
-                known = cls({**labs, **known.labs}, {**tests, **known.tests}, [*known.sources, one.name])
+                sources = [*known.sources, one.name]
+                known = cls({**labs, **known.labs}, {**tests, **known.tests}, sources, known.on_cpu)
         return known
 
     def lab(self, name: str) -> float:
         """Of one lab."""
-        return self.labs.get(name, UNKNOWN_S)
+        return self.labs.get(name, GUESS_S.get(name, UNKNOWN_S))
 
     def test(self, name: str) -> float:
         """Of one test of claims, as pytest names it."""
         return self.tests.get(name, UNKNOWN_TEST_S)
 
 
+def _is_on_cpu(kept: dict[str, Any]) -> bool:
+    return all(launch.get("chosen") and not launch["gpus"] for launch in kept["launches"])
+
+
 def _seconds(kept: dict[str, Any], here: dict[str, Any]) -> float:
-    starts: int = sum(launch.get("times", 1) for launch in kept["launches"])
-    cuda = here.get("gpus") and not kept["machine"].get("gpus")
-    return float(kept["seconds"]) + (CUDA_START_S * starts if cuda else 0.0)
+    seconds = float(kept["seconds"])
+    if not here.get("gpus") or kept["machine"].get("gpus"):
+        return seconds
+    for launch in kept["launches"]:
+        if launch.get("chosen"):
+            continue
+        seconds += CUDA_START_S * launch.get("times", 1)
+        if shared_gpu.is_asked() and launch["ranks"] > len(here["gpus"]):
+            seconds += COLLECTIVE_S * launch.get("collectives", 0)
+    return seconds
 
 
 def shares(files: dict[Path, float], count: int) -> list[list[Path]]:

@@ -39,14 +39,19 @@ def record(unit: str = "", **values: float | int | str) -> None:
 
 
 def note_launch(nproc: int, facts: dict[str, Any]) -> None:
-    """Keep how many ranks ran on what, and how often: the stamp below the output says so."""
-    launch = {"ranks": nproc, **facts}
+    """Keep how many ranks ran on what, how often, and how many collectives a rank issued in all."""
     with _Current() as kept:
-        same = next((seen for seen in kept["launches"] if {**seen, "times": 0} == {**launch, "times": 0}), None)
-        if same:
-            same["times"] += 1
-        else:
-            kept["launches"].append({**launch, "times": 1})
+        add_launch(kept["launches"], {"ranks": nproc, "collectives": 0, **facts, "times": 1})
+
+
+def add_launch(launches: list[dict[str, Any]], launch: dict[str, Any]) -> None:
+    """Add a launch to a list that counts those which are alike in all else."""
+    counts = dict.fromkeys(("times", "collectives"), 0)
+    same = next((seen for seen in launches if seen | counts == launch | counts), None)
+    if same is None:
+        launches.append(dict(launch))
+    else:
+        same |= {name: same[name] + launch[name] for name in counts}
 
 
 def begin(path: Path) -> None:

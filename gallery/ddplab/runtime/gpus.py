@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import re
@@ -52,6 +53,19 @@ def cards() -> list[dict[str, Any]]:
 def driver() -> str | None:
     """The version of the kernel's driver, if there is one."""
     return _first(_PROC / "version", r"Kernel Module\D*([\d.]+)")
+
+
+def loaded_nccl() -> tuple[int, int, int] | None:
+    """The version of the NCCL that this process has loaded: by ``import torch``, or before it by ``LD_PRELOAD``.
+
+    ``torch.cuda.nccl.version()`` is that of the NCCL that torch was compiled with.
+    """
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD).ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):  # none is loaded, or not on this system
+        return None
+    return number.value // 10000, number.value // 100 % 100, number.value % 100
 
 
 @functools.cache

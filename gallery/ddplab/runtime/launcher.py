@@ -41,14 +41,15 @@ def launch(
 
     Each rank sees the variables that ``torchrun`` would set, and an initialized process group, so the
     worker can start with ``dist.get_rank()``. With ``init=False`` it finds the variables only.
-    What a rank prints is shown as its lane. NCCL is used when every rank can have a GPU of its own
-    (or share one, where the installed NCCL allows that), gloo otherwise; :func:`ddplab.device` is the rank's device.
+    What a rank prints is shown as its lane. NCCL is used when every rank can have a GPU of its own (or, with
+    ``DDPLAB_SHARE_GPU=1``, a share of one), gloo otherwise; :func:`ddplab.device` is the rank's device.
     Launches may run side by side, each in a thread of its own.
 
     Args:
         worker: any callable; it is sent by value, so it may be defined in the script itself.
         nproc: number of ranks; by default one per GPU where there are several, else 2.
         timeout_s: seconds after which ranks that still run are killed; also the process group's timeout.
+            ``DDPLAB_LAUNCH_LIMIT_S`` in the environment lowers it.
         init: initialize the process group before the worker, barrier and destroy it afterwards.
         env: more environment variables for the ranks.
         quiet: do not print the lanes.

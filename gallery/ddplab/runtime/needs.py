@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from importlib import metadata
 
+from . import shared_gpu
+from .gpus import cards
+
 # For launch(env=…) and torchrun(env=…): what is shown needs no GPU, or would be another thing on one.
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -18,6 +21,22 @@ def a_gpu_each(ranks: int) -> dict[str, str]:
 
 class NotShownHere(Exception):  # noqa: N818  not an error: the edition says so and goes on
     """This machine or this torch lacks what a lab or a claim needs; the message names it."""
+
+
+def needs_nccl_ranks(count: int = 2) -> int:
+    """Go on only where NCCL can have ``count`` ranks; return how many to launch: one per GPU, or ``count`` that share.
+
+    It names no clock: what measures time must not share a GPU, and is recorded without (see ``keys.names_a_clock``).
+
+    Raises:
+        NotShownHere: there are fewer GPUs, and sharing one is not asked for.
+    """
+    here = len(cards())
+    if here >= count:
+        return min(here, 8)
+    if here and shared_gpu.is_asked():
+        return count
+    raise NotShownHere(f"needs {count} NCCL ranks: {count} GPUs, or one and {shared_gpu.ASKED}=1")
 
 
 def needs(*, torch: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import faulthandler
@@ -17,7 +18,9 @@ from typing import Any, Literal
 
 import cloudpickle
 
+from .gpus import loaded_nccl
 from .group import join_group, leave_group
+from .shared_gpu import share_gpu
 
 # What a rank does once its worker returned: wait for all ranks and leave the group, leave at once, stay until killed.
 AtEnd = Literal["meet", "leave", "stay"]
@@ -71,7 +74,7 @@ def run_rank(job: Job, outbox: Connection, listener: socket.socket | None) -> No
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
         torch.set_num_threads(max(1, int(threads)))
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
-    facts = _facts(job.up_to)
+    facts = _facts(job)
     try:
         if job.init:
             _join(job, listener, facts["backend"])
@@ -134,31 +137,33 @@ def _correct(facts: dict[str, Any]) -> None:
     """A worker has shown nothing of a GPU on which it put nothing, nor of NCCL if all that it sent went by gloo."""
     import torch
 
-    from .torch_private import backends_used
+    from .torch_private import backends_used, flight_progress
 
     if facts["gpu"] and torch.cuda.max_memory_allocated() == 0:
         facts |= {"gpu": None, "backend": "gloo"}
     if facts["backend"] == "nccl" and backends_used() == {"gloo"}:
         facts["backend"] = "gloo"
+    if facts["backend"] == "gloo":
+        facts.pop("shared", None)
+    with contextlib.suppress(RuntimeError):  # an older torch keeps no record of gloo
+        facts["collectives"] = sum(max(0, issued) for issued in flight_progress())
 
 
-def _facts(nproc: int) -> dict[str, Any]:
+def _facts(job: Job) -> dict[str, Any]:
     """What this rank runs on; the parent keeps it as evidence, and never has to import torch itself."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    nccl = torch.cuda.nccl.version() if gpus else None  # type: ignore[no-untyped-call]
-    # From NCCL 2.30 two ranks may share a GPU, behind a switch; earlier releases refuse.
-    shared = gpus == 1 and nproc == 2 and nccl is not None and nccl >= (2, 30)
-    if shared:
-        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    nccl = (loaded_nccl() or torch.cuda.nccl.version()) if gpus else None  # type: ignore[no-untyped-call]
+    shared = share_gpu(job.rank, job.up_to, gpus, nccl)
     return {
-        "backend": "nccl" if gpus >= nproc or shared else "gloo",
+        "backend": "nccl" if gpus >= job.up_to or shared else "gloo",
         "torch": torch.__version__,
         "cuda": torch.version.cuda if gpus else None,
         "nccl": ".".join(map(str, nccl)) if nccl else None,
         "gpu": torch.cuda.get_device_name(0) if gpus else None,
         "gpus": gpus,
+        **({"shared": shared} if shared and job.nproc > gpus else {}),
     }
 
 

@@ -19,12 +19,13 @@ from typing import Any
 
 import cloudpickle
 
-from . import evidence
+from . import evidence, shared_gpu
 from .environment import reserve_port, torchrun_variables
 from .forkserver import CONTEXT, ONE_AT_A_TIME, ctrl_c_waits, forked, start_fork_server
 from .rank import STACK_SIGNAL, AtEnd, Job, run_rank, worker_frames
 
 GRACE_S = 0.3  # after the first failure: time for the report of the rank that caused it
+LAUNCH_LIMIT = "DDPLAB_LAUNCH_LIMIT_S"
 # A rank whose peer died reports its broken connection, often before the parent sees the death itself.
 _CONSEQUENCE = re.compile(r"Connection (closed|reset|refused|was likely closed)|Broken pipe|Socket closed")
 # gloo prints this to stdout, once per rank and process group.
@@ -149,6 +150,8 @@ def run_ranks(
         raise ValueError(f"launch: nproc must be a whole number of ranks, at least 1; got {nproc!r}")
     if timeout_s <= 0:
         raise ValueError(f"launch: timeout_s must be a positive number of seconds; got {timeout_s!r}")
+    timeout_s = min(timeout_s, _most_s())
+    shared_gpu.is_asked()  # a value that it does not take is refused here, not in each rank
 
     payload = _by_value(worker, args)
     start_fork_server()
@@ -194,6 +197,17 @@ def run_ranks(
         chosen = {"chosen": True} if "CUDA_VISIBLE_DEVICES" in (env or {}) else {}  # the devices, by the script
         evidence.note_launch(nproc, {**facts, **chosen})
     return Run(ranks, failures, outputs, stacks, began_s)
+
+
+def _most_s() -> float:
+    """What a launch may take at most, whatever its own bound: time on a borrowed GPU is short."""
+    given = os.environ.get(LAUNCH_LIMIT, "inf")
+    try:
+        if (seconds := float(given)) > 0:
+            return seconds
+    except ValueError:
+        pass
+    raise ValueError(f"{LAUNCH_LIMIT} is {given!r}; set it to a positive number of seconds")
 
 
 def _wait(ranks: list[Rank], deadline: float, grace_s: float) -> list[Failure] | None:

@@ -1,6 +1,7 @@
 """Read a trace that ``torch.profiler`` exported: the steps, what computed, and every collective.
 
-The events are read one at a time (ijson), so that memory does not grow with the file. Names and arguments are those of
+The events are read one at a time (ijson), so that memory does not grow with the file; where ijson is missing, a file
+of up to 64 MiB is read whole. Names and arguments are those of
 kineto's Chrome traces, seen in files of torch 1.13 to 2.13: a kernel of NCCL is called ``nccl…Kernel…`` or
 ``ncclDevKernel_…`` and, from torch 2.3 on, says "Collective name", "In msg nelems", "dtype" and "Group size".
 """
@@ -8,14 +9,19 @@ kineto's Chrome traces, seen in files of torch 1.13 to 2.13: a kernel of NCCL is
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import re
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
-import ijson
+try:
+    import ijson
+except ModuleNotFoundError:  # a machine that cannot install it: small traces are read all the same
+    ijson = None
 
 from ..errors import BadInput
 from .spans import Growing, Span
@@ -36,6 +42,8 @@ ELEMENT_BYTES = {  # torch's names of dtypes in traces (c10::ScalarType)
 }
 _NCCL = re.compile(r"nccl(?:Dev)?Kernel_?([A-Za-z]+)")
 _GLOO = re.compile(r"gloo:(\w+)")
+_NO_JSON = (json.JSONDecodeError, *([ijson.JSONError] if ijson else []))
+_MOST_WITHOUT_IJSON = 64 << 20  # bytes of JSON; in memory it takes some ten times as much
 _ON_GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 
@@ -97,11 +105,17 @@ def read_trace(path: str | Path) -> Trace:
             return _Reader(path).read(cast("IO[bytes]", file))
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}") from None
-    except (ijson.JSONError, UnicodeDecodeError, zlib.error, EOFError) as error:
-        # yajl and ijson's own parser each say it in their words
-        if isinstance(error, EOFError) or re.search("premature|incomplete", str(error), re.IGNORECASE):
+    except (*_NO_JSON, UnicodeDecodeError, zlib.error, EOFError) as error:
+        if isinstance(error, EOFError) or _is_cut_off(error):
             raise BadInput(f"{path} ends in the middle of the trace; was the job ended while it wrote?") from None
         raise BadInput(f"{path} is not a trace of torch.profiler: it holds no JSON") from None
+
+
+def _is_cut_off(error: Exception) -> bool:
+    """Whether the JSON ends too early: yajl, ijson's own parser and Python's each say it in their words."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
+    return bool(re.search("premature|incomplete", str(error), re.IGNORECASE))
 
 
 class _Reader:
@@ -118,15 +132,35 @@ class _Reader:
 
     def read(self, file: IO[bytes]) -> Trace:
         """Read the head up to the list of events, then the events."""
-        prefix = self._read_head(file)
-        file.seek(0)
-        for event in ijson.items(file, f"{prefix}.item" if prefix else "item", use_float=True):
+        for event in self._events(file) if ijson else self._events_at_once(file):
             if isinstance(event, dict) and event.get("ph") == "X" and _is_sound(event):
                 self._take(event)
         return self._finished()
 
-    def _read_head(self, file: IO[bytes]) -> str:
-        for prefix, kind, value in ijson.parse(file, use_float=True):
+    def _events(self, file: IO[bytes]) -> Iterator[Any]:
+        prefix = self._read_head(ijson.parse(file, use_float=True))
+        file.seek(0)
+        yield from ijson.items(file, f"{prefix}.item" if prefix else "item", use_float=True)
+
+    def _events_at_once(self, file: IO[bytes]) -> Iterator[Any]:
+        """The same without ijson: its pieces of the head are made from the whole."""
+        text = file.read(_MOST_WITHOUT_IJSON + 1)
+        if len(text) > _MOST_WITHOUT_IJSON:
+            most = f"{_MOST_WITHOUT_IJSON >> 20} MiB"
+            raise BadInput(f"{self.trace.path} holds more than {most} of JSON; install ijson to read it")
+        whole = json.loads(text)
+        if not isinstance(whole, dict):
+            whole = {"traceEvents": whole}
+        head = [("distributedInfo." + name, "", value) for name, value in (whole.get("distributedInfo") or {}).items()]
+        head += [("deviceProperties.item.name", "", one.get("name")) for one in whole.get("deviceProperties") or ()]
+        events = whole.get("traceEvents")
+        if isinstance(events, list):
+            head.append(("traceEvents", "", None))
+        self._read_head(head)
+        yield from events or ()
+
+    def _read_head(self, pieces: Iterable[tuple[str, str, Any]]) -> str:
+        for prefix, kind, value in pieces:
             if prefix == "traceEvents" or (prefix == "" and kind == "start_array"):
                 return "traceEvents" if prefix else ""
             match prefix:
