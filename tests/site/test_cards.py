@@ -1,5 +1,6 @@
 """Interview cards and quizzes: one source, and how it looks on the web, in print, and in a deck."""
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from _ext.cards.card_source import Card, Passage, parse_card
 from _ext.cards.cards import cards_of_the_book
-from tiny_book import Built, TinyBook
+from tiny_book import Built, TinyBook, evidence
 
 INTERVIEW = """
 :::{interview} bucket-order
@@ -134,6 +135,16 @@ def test_on_the_web_a_card_is_a_fold(builds: list[Built]) -> None:
     assert card.select_one(".card-follow-ups li strong").get_text() == "And then?"
     links = {link.get_text(): link["href"] for link in card.select(".card-evidence a")}
     assert links == {"Bucket X-ray": "labs/internals/plot_05_bucket_xray.html", "A section": "#some-section"}
+
+
+def test_a_card_does_not_point_to_a_lab_that_no_edition_has_run(tmp_path: Path) -> None:
+    made = with_a_lab(TinyBook(tmp_path))
+    made.chapters(one=PAGES["good"])
+    shown = evidence(waiting=True, needs="needs a GPU")
+    made.write("handbook/labs/internals/plot_05_bucket_xray.base.json", json.dumps(shown))
+    built = made.build()
+    assert built.complaints == ""
+    assert [link.get_text() for link in built.page("one").select(".card-evidence a")] == ["A section"]
 
 
 def test_on_the_web_a_quiz_has_one_choice_and_a_folded_answer(builds: list[Built]) -> None:

@@ -106,8 +106,9 @@ class CardDirective(SphinxDirective):
         """Links to what shows the answer, with a dot between them."""
         first = True
         for kind, target in source.evidence:
-            if kind == "lab" and self._waits(target):
-                continue
+            lab = labs.all_labs().get(target) if kind == "lab" else None
+            if lab and labs.waits_here(lab, self.env):
+                continue  # no card points to it until an edition has run it
             if not first:
                 yield nodes.Text(" · ")
             first = False
@@ -116,7 +117,6 @@ class CardDirective(SphinxDirective):
                 continue
             text = f"claim {target.replace('-', ' ')}" if kind == "claim" else target
             if kind == "lab":
-                lab = labs.all_labs().get(target)
                 if lab is None:
                     message = f"{source.kind} {source.id!r}: evidence lab:{target} is not a lab"
                     warn_at(self.env, message + suggestion(target, labs.all_labs()), self.lineno)
@@ -126,14 +126,6 @@ class CardDirective(SphinxDirective):
             reference = cross_reference(self.env.docname, role, target, text, explicit=False)
             self.set_source_info(reference)
             yield reference
-
-    def _waits(self, name: str) -> bool:
-        """Whether no edition has run a lab: no card points to it until one has."""
-        lab = labs.all_labs().get(name)
-        if lab is None:
-            return False
-        self.env.note_dependency(str(lab.shown_file(self.config)))
-        return labs.waits(lab, self.config)
 
 
 def reasons(source: Card, inline_of: Callable[[str], list[nodes.Node]]) -> Iterator[nodes.Node]:

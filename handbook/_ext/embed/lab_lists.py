@@ -9,10 +9,9 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
-from ..evidence.labs import Lab, all_labs, waits
+from ..evidence.labs import Lab, all_labs, waits_here
 from ..markup import cross_reference
 from .lab_page import WAITING
 
@@ -24,7 +23,7 @@ class Labs(SphinxDirective):
         """Make the lists; a hidden toctree beside it says where the pages stand in the book."""
         wrapper = nodes.compound(classes=["toctree-wrapper", "all-labs"])  # as a toctree: not in print
         for gallery in self.config.sphinx_gallery_conf["gallery_dirs"]:
-            labs = [lab for lab in in_gallery(gallery) if not _waits(self.env, lab)]
+            labs = [lab for lab in in_gallery(gallery) if not waits_here(lab, self.env)]
             if not labs:
                 continue
             header = Path(self.env.srcdir, "..", "gallery", Path(gallery).name, "GALLERY_HEADER.rst")
@@ -44,19 +43,13 @@ def in_gallery(gallery: str) -> list[Lab]:
     return [lab for lab in all_labs().values() if lab.docname.rpartition("/")[0] == gallery]
 
 
-def _waits(env: BuildEnvironment, lab: Lab) -> bool:
-    """Whether no edition has run a lab; the page that is being read is read again when one has."""
-    env.note_dependency(str(lab.shown_file(env.config)))
-    return waits(lab, env.config)
-
-
 def leave_out(app: Sphinx, doctree: nodes.document) -> None:
     """Take labs that no edition has run, and galleries of nothing else, out of the lists that make the book."""
     for tree in list(doctree.findall(addnodes.toctree)):
         for name in [name for name in tree["includefiles"] if name.startswith("labs/")]:
             gallery, _, page = name.rpartition("/")
             labs = [lab for lab in in_gallery(gallery) if page == "index" or lab.docname == name]
-            if labs and all(_waits(app.env, lab) for lab in labs):
+            if labs and all(waits_here(lab, app.env) for lab in labs):
                 tree["includefiles"].remove(name)
                 tree["entries"] = [entry for entry in tree["entries"] if entry[1] != name]
         if not tree["entries"]:
@@ -72,7 +65,7 @@ def list_labs(app: Sphinx, doctree: nodes.document) -> None:
     (section,) = doctree.findall(nodes.section)
     trees = list(section.findall(addnodes.toctree))
     intro = [node for node in section.children if isinstance(node, nodes.title | nodes.paragraph)][:2]
-    shown = [lab for lab in labs if not _waits(app.env, lab)]
+    shown = [lab for lab in labs if not waits_here(lab, app.env)]
     if not shown:
         app.env.metadata[app.env.docname] |= dict.fromkeys(("orphan", "nosearch"), "true")
         said = nodes.paragraph("", "No edition has run these labs yet. ")

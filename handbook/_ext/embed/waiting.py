@@ -28,9 +28,9 @@ class LabsWaiting(SphinxDirective):
         """Make a section for each."""
         shown: list[nodes.Node] = []
         for lab in labs.all_labs().values():
-            for file in (lab.script, lab.shown_file(self.config)):
-                self.env.note_dependency(str(file))
-            if labs.waits(lab, self.config):
+            if labs.waits_here(lab, self.env):
+                for file in (lab.script, lab.shown_file(self.config)):
+                    self.env.note_dependency(str(file))
                 shown.append(self._lab(lab))
         if shown:
             return [*self.parse_content_to_nodes(), *shown]

@@ -70,12 +70,17 @@ def select_evidence(app: Sphinx) -> None:
         for name in dict.fromkeys([*recorded_editions(), edition_of(config)]):  # of each, some page shows values
             for lab_id, kept in edition(name).labs().items() if name else ():
                 labs.refuse_shared_times(lab_id, kept, name)
+        waiting = []
         for lab in all_labs().values():
             shown = _evidence(lab, edition_of(config), config.labs_default_edition)
             if shown.get("failed") and shown["edition"] == config.labs_default_edition and not shown["stale"]:
                 raise BuildError(f"the lab {lab.id} failed in the default edition:\n{shown['failed']}")
             if _read_shown(lab.shown_file(config)) != shown:
                 write_json(lab.shown_file(config), shown)
+            waiting += [lab.id] * shown["waiting"]
+        path, ids = labs.waiting_file(config), "\n".join(waiting)
+        if all_labs() and not (path.is_file() and path.read_text() == ids):
+            path.write_text(ids)
     except (DamagedError, ValueError) as error:
         raise BuildError(str(error)) from None
 

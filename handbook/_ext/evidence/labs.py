@@ -12,6 +12,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from sphinx.environment import BuildEnvironment
 
 from ddplab.errors import BadInput
 from ddplab.grading.level import Level, split_level
@@ -98,6 +99,18 @@ def _shown(path: Path, _modified: int) -> dict[str, Any]:
 def waits(lab: Lab, config: Config) -> bool:
     """Whether no edition has run a lab: it stands on one page, `embed.waiting`, and in no list."""
     return lab.shown_file(config).exists() and bool(lab_evidence(lab, config).get("waiting"))
+
+
+def waits_here(lab: Lab, env: BuildEnvironment) -> bool:
+    """The same, for a list in the document that is being read: it is read again when a lab begins or ends to wait."""
+    if (path := waiting_file(env.config)).exists():
+        env.note_dependency(str(path))
+    return waits(lab, env.config)
+
+
+def waiting_file(config: Config) -> Path:
+    """The ids of the labs that wait: what a list depends on, which does not show what labs recorded."""
+    return ROOT / "handbook" / "labs" / f".waiting-{edition_of(config)}"
 
 
 _TIMED = re.compile(
