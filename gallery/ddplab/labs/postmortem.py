@@ -80,7 +80,7 @@ def postmortem(
     )
     endings = []
     for r, printed in zip(run.ranks, run.outputs, strict=True):
-        ending = Ending(r.job.rank, "returned", min(r.ended_s - run.began_s, timeout_s), r.result, printed=printed)
+        ending = Ending(r.job.rank, "returned", min(r.ended_s - run.began_s, run.timeout_s), r.result, printed=printed)
         if r.job.rank in run.stacks:
             ending.how, ending.where = "hung", _where(run.stacks[r.job.rank], first=True)
         elif r.failure is not None and r.failure.error:

@@ -55,6 +55,7 @@ class Run:
     outputs: list[str]
     stacks: dict[int, str]  # where each rank that still ran was
     began_s: float
+    timeout_s: float  # the bound that held
 
 
 class Rank:
@@ -196,7 +197,7 @@ def run_ranks(
     if facts is not None:  # some rank reported; a launch that failed is evidence too
         chosen = {"chosen": True} if "CUDA_VISIBLE_DEVICES" in (env or {}) else {}  # the devices, by the script
         evidence.note_launch(nproc, {**facts, **chosen})
-    return Run(ranks, failures, outputs, stacks, began_s)
+    return Run(ranks, failures, outputs, stacks, began_s, timeout_s)
 
 
 def _most_s() -> float:
