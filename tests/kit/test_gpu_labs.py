@@ -34,6 +34,15 @@ SMALL = {  # the constants of a lab that make it heavy -> what they are here
     "gpu-precision": {"MODEL": TINY, "BATCH": "2"},
     "nccl-at-fault": {"LATE_S": "1"},
     "bus-bandwidth": {"SIZES": "(2**12, 2**16)", "MODEL": TINY, "BATCH": "2"},
+    "starved-gpu": {
+        "IMAGE": "16",
+        "BATCH": "2",
+        "SIZE": "16",
+        "SECONDS": "0.2",
+        "STEPS": "2",
+        "CASES": "((0, False, None), (1, True, 2))",
+    },
+    "out-of-memory": {"MODEL": TINY, "LIMIT_MIB": "0.4"},
 }
 # Values that do not depend on how fast a GPU is, as sources and runs on CPUs tell them.
 COUNTED = {
