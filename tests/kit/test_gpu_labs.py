@@ -55,6 +55,7 @@ COUNTED = {
     },
     # The warning that the mode is a prototype comes in the first process of each format, and counts for nothing.
     "gpu-precision": {"waits_fp32": 0, "waits_bf16": 0, "waits_fp16": 1, "waits_fused": 0},
+    "out-of-memory": {"ran": 4, "of": 6},  # the simulated GPU counts texts only, so 10 % more fit, too
     "nccl-at-fault": {"all_raised": 2},  # two ranks on one GPU are refused, whatever else is asked for
 }
 DRIVER = """
@@ -119,6 +120,27 @@ def test_labs_on_gpus_run_to_their_end_in_rehearsal(gpus, tmp_path):
         assert gpus > 1 or seen == COUNTED.get(lab, {}), lab
         if gpus > 1:
             assert max(launch["ranks"] for launch in kept["launches"]) == gpus, lab
+
+
+OUT_OF_MEMORY = """CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which \
+1.06 GiB is free. Process 7 has 300.00 MiB memory in use. Including non-PyTorch memory, this process has 11.62 GiB \
+memory in use. 12.00 GiB allowed; Of the allocated memory 9.50 GiB is allocated by PyTorch, with 46.00 MiB allocated \
+in private pools (e.g., CUDA Graphs), and 1.50 GiB is reserved by PyTorch but unallocated."""
+
+
+def test_the_parts_of_a_message_are_found_and_one_that_is_missing_is_not_invented():
+    """In MiB, from the sentences of torch's allocator; without a fraction, NVML or other processes some are missing."""
+    functions = LABS["out-of-memory"].read_text(encoding="utf-8").split("# Run it\n")[0]
+    names = {}
+    exec(compile(functions, "out-of-memory", "exec"), names)
+    said = names["taken_apart"](OUT_OF_MEMORY)
+    whole = {"asked for": 2048, "the card": 79.1 * 1024, "free": 1.06 * 1024, "another process": 300}
+    whole |= {"this process": 11.62 * 1024, "allowed": 12288, "in tensors": 9728, "kept in pieces": 1536}
+    assert said == pytest.approx(whole)
+    fewer = OUT_OF_MEMORY.replace("12.00 GiB allowed; ", "").replace("Process 7 has 300.00 MiB memory in use. ", "")
+    assert names["taken_apart"](fewer).keys() == whole.keys() - {"allowed", "another process"}
+    assert names["taken_apart"]("") == {}
+    assert names["taken_apart"]("and 0 bytes is reserved by PyTorch but unallocated") == {"kept in pieces": 0}
 
 
 def test_two_ranks_on_one_gpu_are_refused_where_sharing_is_asked_for(tmp_path):
