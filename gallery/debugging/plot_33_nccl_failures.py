@@ -99,7 +99,13 @@ for worker, (ranks, needs, entry) in CASES.items():
         )
         continue
     ran += 1
-    endings = postmortem(worker, ranks, init=False, timeout_s=60, env={"NCCL_DEBUG": "WARN"})
+    # Refused even where NCCL would let two ranks share a GPU, as from 2.30 on it can.
+    env = {
+        "NCCL_DEBUG": "WARN",
+        "NCCL_MULTI_RANK_GPU_ENABLE": "0",
+        "DDPLAB_SHARE_GPU": "0",
+    }
+    endings = postmortem(worker, ranks, init=False, timeout_s=60, env=env)
     log = [
         f"[rank{e.rank}]: {x}" for e in endings for x in f"{e.printed}\n{e.error}".splitlines()
     ]

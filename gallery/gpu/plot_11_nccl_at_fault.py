@@ -145,7 +145,10 @@ faults["no such GPU"] = (no_such_gpu, 1)
 heard = {}
 for name, (worker, ranks) in faults.items():
     with tempfile.TemporaryDirectory() as folder:
-        endings, answer, written = case(worker, ranks, folder)
+        # Refused even where NCCL would let two ranks share a GPU, as from 2.30 on it can.
+        endings, answer, written = case(
+            worker, ranks, folder, NCCL_MULTI_RANK_GPU_ENABLE="0", DDPLAB_SHARE_GPU="0"
+        )
     heard[name] = {ending.how for ending in endings}
     warned = [line for line in written.splitlines() if " WARN " in line]
     print(f"{name}: first answer {answer}; {len(warned)} warnings by NCCL\n{report(endings)}")

@@ -25,7 +25,7 @@ SMALL = {  # the constants of a lab that make it heavy -> what they are here
     "host-runs-ahead": {"SIZE": "64", "BUSY_MS": "1"},
     "gpu-memory": {"MODEL": TINY, "BATCH": "2", "HOLES": "4", "HOLE_MIB": "1"},
     "cost-of-ddp": {"SHAPES": '{"many small": (4, 16, 4), "few large": (2, 32, 8)}'},
-    "mfu": {"MODEL": TINY, "BATCH": "2", "SIZE": "64"},
+    "mfu": {"MODEL": TINY, "BATCH": "2", "SIZE": "64", "COMPILE": "False"},
     "batch-fills-card": {"MODEL": TINY, "MOST": "4"},
     "cuda-trace": {"MODEL": TINY, "BATCH": "2"},
     "sm-contention": {"SIZE": "64", "PRODUCTS": "2", "COPY_MIB": "1", "BLOCKS": "(1, 4)"},
@@ -34,6 +34,29 @@ SMALL = {  # the constants of a lab that make it heavy -> what they are here
     "gpu-precision": {"MODEL": TINY, "BATCH": "2"},
     "nccl-at-fault": {"LATE_S": "1"},
     "bus-bandwidth": {"SIZES": "(2**12, 2**16)", "MODEL": TINY, "BATCH": "2"},
+    "starved-gpu": {
+        "IMAGE": "16",
+        "BATCH": "2",
+        "SIZE": "16",
+        "SECONDS": "0.2",
+        "STEPS": "2",
+        "CASES": "((0, False, None), (1, True, 2))",
+    },
+    "out-of-memory": {"MODEL": TINY, "LIMIT_MIB": "0.4"},
+}
+# Values that do not depend on how fast a GPU is, as sources and runs on CPUs tell them.
+COUNTED = {
+    "cost-of-ddp": {  # of 8 gradients: what DDP does with each in one step (torch 2.11.0 and 2.13.0)
+        "many_small_into": 8,
+        "many_small_back": 8,
+        "many_small_views_into": 8,
+        "many_small_in_place": 8,
+        "many_small_nccl": 0,
+    },
+    # The warning that the mode is a prototype comes in the first process of each format, and counts for nothing.
+    "gpu-precision": {"waits_fp32": 0, "waits_bf16": 0, "waits_fp16": 1, "waits_fused": 0},
+    "out-of-memory": {"ran": 4, "of": 6},  # the simulated GPU counts texts only, so 10 % more fit, too
+    "nccl-at-fault": {"all_raised": 2},  # two ranks on one GPU are refused, whatever else is asked for
 }
 DRIVER = """
 import json, re, sys
@@ -61,11 +84,19 @@ print("\\n" + json.dumps(told))
 """
 
 
-def rehearsed(labs, gpus, folder):
+def rehearsed(labs, gpus, folder, **more):
     path = f"{ROOT / 'tests' / 'simulated'}:{ROOT / 'gallery'}"
-    env = {**os.environ, "SIMULATED_GPUS": str(gpus), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
+    env = {
+        **os.environ,
+        "SIMULATED_GPUS": str(gpus),
+        "SIMULATED_LOCKSTEP": "1",
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "MPLBACKEND": "agg",
+    }
     env |= {"PATH": f"{ROOT / 'tests' / 'simulated'}:{os.environ['PATH']}"}
     env.pop("CUDA_VISIBLE_DEVICES", None)
+    env |= more
     wanted = [(str(LABS[lab]), SMALL[lab]) for lab in labs]
     command = [sys.executable, "-c", DRIVER, str(folder), json.dumps(wanted)]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
@@ -85,8 +116,39 @@ def test_labs_on_gpus_run_to_their_end_in_rehearsal(gpus, tmp_path):
         assert kept["values"], lab
         assert sum("printed" in block for block in kept["blocks"]) >= 2, lab
         assert kept["launches"], lab
+        seen = {name: kept["values"][name]["value"] for name in COUNTED.get(lab, {})}
+        assert gpus > 1 or seen == COUNTED.get(lab, {}), lab
         if gpus > 1:
             assert max(launch["ranks"] for launch in kept["launches"]) == gpus, lab
+
+
+OUT_OF_MEMORY = """CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which \
+1.06 GiB is free. Process 7 has 300.00 MiB memory in use. Including non-PyTorch memory, this process has 11.62 GiB \
+memory in use. 12.00 GiB allowed; Of the allocated memory 9.50 GiB is allocated by PyTorch, with 46.00 MiB allocated \
+in private pools (e.g., CUDA Graphs), and 1.50 GiB is reserved by PyTorch but unallocated."""
+
+
+def test_the_parts_of_a_message_are_found_and_one_that_is_missing_is_not_invented():
+    """In MiB, from the sentences of torch's allocator; without a fraction, NVML or other processes some are missing."""
+    functions = LABS["out-of-memory"].read_text(encoding="utf-8").split("# Run it\n")[0]
+    names = {}
+    exec(compile(functions, "out-of-memory", "exec"), names)
+    said = names["taken_apart"](OUT_OF_MEMORY)
+    whole = {"asked for": 2048, "the card": 79.1 * 1024, "free": 1.06 * 1024, "another process": 300}
+    whole |= {"this process": 11.62 * 1024, "allowed": 12288, "in tensors": 9728, "kept in pieces": 1536}
+    assert said == pytest.approx(whole)
+    fewer = OUT_OF_MEMORY.replace("12.00 GiB allowed; ", "").replace("Process 7 has 300.00 MiB memory in use. ", "")
+    assert names["taken_apart"](fewer).keys() == whole.keys() - {"allowed", "another process"}
+    assert names["taken_apart"]("") == {}
+    assert names["taken_apart"]("and 0 bytes is reserved by PyTorch but unallocated") == {"kept in pieces": 0}
+
+
+def test_two_ranks_on_one_gpu_are_refused_where_sharing_is_asked_for(tmp_path):
+    """The fault is shown also in an edition whose other launches share a GPU."""
+    told = rehearsed(["nccl-at-fault"], 1, tmp_path, DDPLAB_SHARE_GPU="1")
+    kept = told[LABS["nccl-at-fault"].name]
+    printed = "\n".join(line for block in kept["blocks"] for line in block.get("printed", ()))
+    assert "two on one GPU: first answer nccl-duplicate-gpu" in printed, printed
 
 
 @pytest.mark.parametrize("lab", LABS)

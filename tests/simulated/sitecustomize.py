@@ -6,7 +6,11 @@ CPU tensors with another name in the call that makes them.
 
 It cannot show: that a CPU tensor goes to NCCL (or past it to gloo), or a CUDA tensor to an operator that has no kernel
 for it; that work on a GPU runs behind the host, so neither a race nor a missing synchronization; memory, speed, NCCL's
-own failures.
+own failures. Of memory it knows what was made on a GPU or moved there, and not what was freed: enough to refuse a
+tensor beyond ``set_per_process_memory_fraction``.
+
+With SIMULATED_LOCKSTEP=1 it refuses to tell a time in which a DDP ran one of its first eleven steps: on a GPU the host
+waits in them for DDP's own statistics.
 """
 
 import json
@@ -16,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +37,18 @@ if COUNT:
     from torch.nn.parallel import DistributedDataParallel
     from torch.overrides import TorchFunctionMode
 
-    state = SimpleNamespace(current=0, allocated=0, stream=None, backend={}, used=False, forked=False)
+    state = SimpleNamespace(
+        current=0,
+        allocated=0,
+        most=2**36,
+        stream=None,
+        backend={},
+        connected=None,
+        used=False,
+        forked=False,
+        waits="default",
+        lockstep=[],
+    )
     os.register_at_fork(after_in_child=lambda: setattr(state, "forked", state.used))
 
 
@@ -69,6 +85,36 @@ def memory_stats(device=None):
     """Of an allocator that keeps nothing beyond what was ever made."""
     kinds = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
     return {f"{kind}.all.{when}": state.allocated for kind in kinds for when in ("current", "peak")}
+
+
+def set_per_process_memory_fraction(fraction, device=None):
+    """Of what the GPU has; a tensor beyond it is refused."""
+    state.most = fraction * 2**36
+
+
+def give(nbytes):
+    """Count a new tensor, or refuse it in torch's words (c10/cuda/CUDACachingAllocator.cpp, torch 2.11.0)."""
+    if state.allocated + nbytes > state.most:
+        asked, held, most = (f"{part / 2**20:.2f} MiB" for part in (nbytes, state.allocated, state.most))
+        raise torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {asked}. GPU {state.current} has a total capacity of 64.00 GiB of "
+            f"which 63.00 GiB is free. Including non-PyTorch memory, this process has {held} memory in use. {most} "
+            f"allowed; Of the allocated memory {held} is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
+            "unallocated. If reserved but unallocated memory is large try setting "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation. (simulated)"
+        )
+    state.allocated += nbytes
+
+
+PROTOTYPE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+
+
+def set_sync_debug_mode(mode, told=[]):  # noqa: B006
+    """It tells once per process that it is a prototype."""
+    if not told:
+        told.append(True)
+        warnings.warn(PROTOTYPE, stacklevel=2)
+    state.waits = mode
 
 
 class Graph:
@@ -109,6 +155,8 @@ class Event:
         """Milliseconds until the other; both must have been recorded, and made to tell the time."""
         if not (self.timed and other.timed and self.at_s and other.at_s):
             raise RuntimeError("Both events must be recorded and created with enable_timing=True (simulated)")
+        if os.environ.get("SIMULATED_LOCKSTEP") and any(self.at_s <= at_s <= other.at_s for at_s in state.lockstep):
+            raise RuntimeError("this time holds one of the first eleven steps of a DDP (simulated)")
         return 1e3 * (other.at_s - self.at_s)
 
 
@@ -143,13 +191,15 @@ if COUNT:
                 return function(*args, **kwargs)
             if function is torch.Tensor.cuda:
                 function, args, kwargs = torch.Tensor.to, (args[0], torch.device("cuda", index(*args[1:2]))), {}
+            if function is torch.Tensor.item and state.waits == "warn":
+                warnings.warn("called a synchronizing CUDA operation (simulated)", stacklevel=2)
             here = [on_the_cpu(value) for value in args], {name: on_the_cpu(value) for name, value in kwargs.items()}
             moved = any(
                 a is not b for a, b in zip((*args, *kwargs.values()), (*here[0], *here[1].values()), strict=True)
             )
             made = function(*here[0], **here[1])
             if moved and isinstance(made, torch.Tensor):
-                state.allocated += made.nbytes
+                give(made.nbytes)
             return made
 
     def in_this_thread_too(thread, run=threading.Thread.run):
@@ -164,14 +214,26 @@ if COUNT:
             asked = backend or ("cpu:gloo,cuda:nccl" if visible() else "gloo")
             real("gloo" if "nccl" in asked else asked, *args, **kwargs)
             state.backend[dist.group.WORLD.group_name] = asked
-            if "nccl" in asked and device_id is not None:  # else it would connect with the first CUDA tensor
-                store = distributed_c10d._get_default_store()  # a collective would be counted by the flight recorder
-                store.set(f"simulated/{dist.get_rank()}", uuid(device_id))
-                uuids = {store.get(f"simulated/{rank}") for rank in range(dist.get_world_size())}
-                if len(uuids) < dist.get_world_size():
-                    raise dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected (simulated)")
+            if "nccl" in asked and device_id is not None:  # else it connects with the first CUDA tensor
+                connect(device_id)
 
         return init_process_group
+
+    def connect(device=None):
+        """As NCCL connects all ranks: none may have the GPU of another, unless they call their hosts differently."""
+        store = distributed_c10d._get_default_store()  # a collective would be counted by the flight recorder
+        key = f"simulated/{dist.group.WORLD.group_name}"
+        store.set(f"{key}/{dist.get_rank()}", os.environ.get("NCCL_HOSTID", "") + uuid(device))
+        taken = {store.get(f"{key}/{rank}") for rank in range(dist.get_world_size())}
+        if len(taken) < dist.get_world_size():
+            raise dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected (simulated)")
+        state.connected = dist.group.WORLD
+
+    def all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False, real=dist.all_reduce):
+        """The first of all ranks connects them."""
+        if group is None and state.connected is not dist.group.WORLD and get_backend() == "nccl":
+            connect()
+        return real(tensor, op, group, async_op)
 
     def new_group(ranks=None, timeout=None, backend=None, *args, real=dist.new_group, **kwargs):
         """Without a backend it has that of all ranks; NCCL is played by gloo here, too."""
@@ -196,7 +258,7 @@ if COUNT:
         return state.allocated > 0 and "nccl" in state.backend.get(name, "")
 
     # In a stack they are torch's: no program stands there.
-    for function in (CudaIsTheCpu.__torch_function__, new_group):
+    for function in (CudaIsTheCpu.__torch_function__, new_group, all_reduce):
         function.__code__ = function.__code__.replace(co_filename=torch.overrides.__file__)
 
     def get_backend(group=None, real=dist.get_backend):
@@ -239,6 +301,14 @@ if COUNT:
             index(device)
         real(self, module, None, None, *args, **kw)
 
+    def pre_forward(self, *inputs, real=DistributedDataParallel._pre_forward, **kwargs):
+        """Note the steps in which DDP takes statistics, or waits for those of the step before."""
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self.simulated_steps = getattr(self, "simulated_steps", 0) + 1
+            if self.simulated_steps <= 11:
+                state.lockstep.append(time.perf_counter())
+        return real(self, *inputs, **kwargs)
+
     cuda.is_available, cuda.is_initialized = lambda: bool(visible()), lambda: state.used and not state.forked
     cuda.device_count = lambda: len(visible())
     cuda.current_device, cuda.set_device = lambda: state.current, set_device
@@ -254,12 +324,16 @@ if COUNT:
     cuda.memory_allocated = cuda.max_memory_allocated = lambda device=None: state.allocated
     cuda.memory_stats = memory_stats
     cuda.CUDAGraph, cuda.graph = Graph, lambda graph, **options: nullcontext()
-    cuda.set_sync_debug_mode = lambda mode: None
+    cuda.set_sync_debug_mode, cuda.set_per_process_memory_fraction = (
+        set_sync_debug_mode,
+        set_per_process_memory_fraction,
+    )
     torch.Tensor.pin_memory = lambda self, device=None: self.clone()
     torch.Tensor.record_stream = lambda self, stream: None
     DistributedDataParallel._check_comm_hook = lambda self, hook: None  # no bf16 hook without CUDA
     torch.profiler.profile.__init__ = profile_init
     torch.profiler.profile.export_chrome_trace = export_chrome_trace
+    cuda.memory_snapshot = list
     cuda.mem_get_info = lambda device=None: (2**36 - state.allocated, 2**36)
     cuda.synchronize = cuda.empty_cache = cuda.reset_peak_memory_stats = lambda device=None: None
     cuda.is_bf16_supported = lambda including_emulation=True: True
@@ -273,10 +347,12 @@ if COUNT:
     torch.accelerator.is_available = lambda: False  # a DataLoader would pin memory
     dist.init_process_group = distributed_c10d.init_process_group = wrap_with_gpus(dist.init_process_group)
     dist.get_backend = distributed_c10d.get_backend = get_backend
+    dist.all_reduce = distributed_c10d.all_reduce = all_reduce
     dist.new_group = distributed_c10d.new_group = device_mesh.new_group = new_group
     torch._C._distributed_c10d._dump_nccl_trace, torch._C._distributed_c10d._dump_fr_trace = map(
         record_of, (True, False)
     )
     DistributedDataParallel.__init__, torch.autocast.__init__ = ddp_init, autocast_init
+    DistributedDataParallel._pre_forward = pre_forward
     threading.Thread.run = in_this_thread_too
     CudaIsTheCpu().__enter__()

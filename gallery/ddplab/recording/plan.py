@@ -18,6 +18,7 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             *("host-runs-ahead", "gpu-memory", "cost-of-ddp", "mfu", "batch-fills-card", "cuda-trace"),
             *("sm-contention", "pinned-memory", "cuda-graphs", "gpu-precision", "nccl-at-fault", "bus-bandwidth"),
+            *("out-of-memory", "starved-gpu"),
         ),
     ),
     (
