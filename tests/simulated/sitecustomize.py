@@ -233,15 +233,16 @@ if COUNT:
             if e["ts"] < until and not nccl:
                 continue
             until = max(until, e["ts"] + e["dur"])
-            name, stream, said, start = e["name"], 7, {}, max(e["ts"] + 5, free_at.get(7, 0))
-            if nccl:  # behind what was launched before it, and behind its own
+            name, stream, took, said = e["name"], 7, e["dur"], {}
+            if nccl:  # a second for each: so they end together on all ranks, however busy those are
                 elements = sum(math.prod(shape) for shape in e["args"]["Input Dims"][0])
                 said = {"Collective name": "allreduce", "In msg nelems": elements, "dtype": "Float"}
-                name, stream, start = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, max(start, free_at.get(20, 0))
-            free_at[stream] = start + e["dur"]
+                name, stream, took = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, 1e6
+            start = max(e["ts"] + 5, free_at.get(7, 0), free_at.get(stream, 0))  # NCCL's wait for the gradients
+            free_at[stream] = start + took
             same = {"ph": "X", "pid": 0, "args": {"correlation": number, "stream": stream, **said}}
             launch = {**same, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 1, "ts": e["ts"], "dur": 2}
-            kernel = {**same, "cat": "kernel", "name": name, "tid": stream, "ts": start, "dur": e["dur"]}
+            kernel = {**same, "cat": "kernel", "name": name, "tid": stream, "ts": start, "dur": took}
             played += [launch, kernel]
         trace["traceEvents"] += played
         Path(path).write_text(json.dumps(trace))
