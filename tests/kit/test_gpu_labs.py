@@ -6,6 +6,7 @@ CPU's, its memory is counted only, gloo plays NCCL (see ``tests/simulated``).
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,9 @@ from tools import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 LABS = {lab_id(script): script for script in sorted((ROOT / "gallery/gpu").glob("plot_*.py"))}
+# Labs for two NCCL ranks, which may share a GPU.
+PAIR = {lab: LABS[lab] for lab in ("two-nccl-ranks", "nccl-at-fault")}
+PAIR["nccl-failures"] = ROOT / "gallery/debugging/plot_33_nccl_failures.py"
 TINY = '{"width": 32, "layers": 1, "heads": 2, "tokens": 8, "vocabulary": 64}'
 SMALL = {  # the constants of a lab that make it heavy -> what they are here
     "host-runs-ahead": {"SIZE": "64", "BUSY_MS": "1"},
@@ -32,7 +36,8 @@ SMALL = {  # the constants of a lab that make it heavy -> what they are here
     "pinned-memory": {"MIB": "1", "BATCHES": "3", "SIZE": "64"},
     "cuda-graphs": {"LAYERS": "2", "WIDTH": "16", "STEPS": "3"},
     "gpu-precision": {"MODEL": TINY, "BATCH": "2"},
-    "nccl-at-fault": {"LATE_S": "1"},
+    "nccl-at-fault": {"TIMEOUT_S": "2"},
+    "two-nccl-ranks": {"WIDTHS": "(16, 32, 64, 32, 16, 48, 32, 8)", "CAP_MIB": "6 / 1024"},
     "bus-bandwidth": {"SIZES": "(2**12, 2**16)", "MODEL": TINY, "BATCH": "2"},
     "starved-gpu": {
         "IMAGE": "16",
@@ -77,7 +82,7 @@ for script, small in json.loads(sys.argv[2]):
             assert changed == 1, (script, name)
     script.write_text(text)
     evidence.begin(folder / "evidence.json")
-    outcome = run(script, lambda figure, number: f"{number}")
+    outcome = run(script, lambda figure, number: [[t.get_text() for t in ax.get_xticklabels()] for ax in figure.axes])
     kept = evidence.end()
     told[script.name] = {**vars(outcome), "values": kept["values"], "launches": kept["launches"]}
 print("\\n" + json.dumps(told))
@@ -95,9 +100,8 @@ def rehearsed(labs, gpus, folder, **more):
         "MPLBACKEND": "agg",
     }
     env |= {"PATH": f"{ROOT / 'tests' / 'simulated'}:{os.environ['PATH']}"}
-    env.pop("CUDA_VISIBLE_DEVICES", None)
-    env |= more
-    wanted = [(str(LABS[lab]), SMALL[lab]) for lab in labs]
+    env = {name: value for name, value in (env | more).items() if name != "CUDA_VISIBLE_DEVICES"}
+    wanted = [(str(script), SMALL.get(lab, {})) for lab, script in labs.items()]
     command = [sys.executable, "-c", DRIVER, str(folder), json.dumps(wanted)]
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ran.returncode == 0, ran.stderr
@@ -112,6 +116,9 @@ def test_labs_on_gpus_run_to_their_end_in_rehearsal(gpus, tmp_path):
     for lab in LABS:
         kept = told[LABS[lab].name]
         assert not kept["failed"], kept["failed"]
+        if lab == "two-nccl-ranks" and gpus == 1:
+            assert kept["needs"].startswith("needs 2 NCCL ranks")
+            continue
         assert not kept["needs"]
         assert kept["values"], lab
         assert sum("printed" in block for block in kept["blocks"]) >= 2, lab
@@ -143,12 +150,34 @@ def test_the_parts_of_a_message_are_found_and_one_that_is_missing_is_not_invente
     assert names["taken_apart"]("and 0 bytes is reserved by PyTorch but unallocated") == {"kept in pieces": 0}
 
 
-def test_two_ranks_on_one_gpu_are_refused_where_sharing_is_asked_for(tmp_path):
-    """The fault is shown also in an edition whose other launches share a GPU."""
-    told = rehearsed(["nccl-at-fault"], 1, tmp_path, DDPLAB_SHARE_GPU="1")
-    kept = told[LABS["nccl-at-fault"].name]
-    printed = "\n".join(line for block in kept["blocks"] for line in block.get("printed", ()))
-    assert "two on one GPU: first answer nccl-duplicate-gpu" in printed, printed
+@pytest.mark.apart
+@pytest.mark.parametrize(("nccl", "way"), [("2.28.9", "NCCL_HOSTID"), ("2.30.7", "NCCL_MULTI_RANK_GPU_ENABLE")])
+def test_labs_for_two_nccl_ranks_run_on_one_gpu_that_both_share(nccl, way, tmp_path):
+    """On one simulated GPU: two ranks take NCCL, and the evidence says by which of its two ways.
+
+    It cannot show what NCCL does: gloo plays it, so no watchdog ends a process or leaves a dump, no kernel waits for a
+    peer, no socket of NCCL is closed, and each fault looks as it does on gloo.
+    """
+    told = rehearsed(PAIR, 1, tmp_path, DDPLAB_SHARE_GPU="1", SIMULATED_NCCL=nccl)
+    for lab, script in PAIR.items():
+        kept = told[script.name]
+        assert not kept["failed"], kept["failed"]
+        assert not kept["needs"]
+        pairs = [launch for launch in kept["launches"] if launch["ranks"] == 2 and launch.get("shared")]
+        assert {(launch["backend"], launch["shared"]) for launch in pairs} == {("nccl", way)}, lab
+    values = {lab: told[script.name]["values"] for lab, script in PAIR.items()}
+    assert values["nccl-failures"]["ran"] == values["nccl-failures"]["cases"]
+    assert values["nccl-at-fault"]["cases"]["value"] == 5
+    assert values["two-nccl-ranks"]["matches"] == values["two-nccl-ranks"]["compared"]
+    printed = [line for block in told[PAIR["nccl-at-fault"].name]["blocks"] for line in block.get("printed", ())]
+    at = next(number for number, line in enumerate(printed) if line.startswith("two on one GPU: "))
+    assert printed[at + 1].strip() == "first answer nccl-duplicate-gpu", "refused, although others share"
+    # No time of two ranks that take turns: neither recorded nor printed nor on an axis.
+    assert {value["unit"] for value in values["two-nccl-ranks"].values()} == {""}
+    blocks = told[PAIR["two-nccl-ranks"].name]["blocks"]
+    printed = "\n".join(line for block in blocks for line in block.get("printed", ()))
+    assert not re.search(r"\d *([mµn]s|s|seconds)\b", printed)
+    assert [figure["file"] for block in blocks for figure in block.get("figures", ())] == [[[]]]  # one, without ticks
 
 
 @pytest.mark.parametrize("lab", LABS)
@@ -156,7 +185,8 @@ def test_without_a_gpu_a_lab_says_what_it_needs_and_shows_no_number(lab, monkeyp
     """Recorded as not run: no output, no figure, no value; and it says how to read what it would show."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     kept, figures = record_lab(lab, LABS[lab])
-    assert kept["needs"] == "needs a GPU", kept.get("failed")
+    needs = "needs 2 NCCL ranks" if lab == "two-nccl-ranks" else "needs a GPU"
+    assert kept["needs"].partition(":")[0] == needs, kept.get("failed")
     assert "failed" not in kept
     assert not any(kept["blocks"][number].keys() - {"code"} for number in range(len(kept["blocks"])))
     assert (figures, kept["values"], kept["launches"]) == ({}, {}, [])
@@ -167,7 +197,9 @@ def test_without_a_gpu_a_lab_says_what_it_needs_and_shows_no_number(lab, monkeyp
 
 def test_the_labs_that_need_a_gpu_come_first_where_there_is_one():
     """The recorder knows all of them."""
-    assert set(plan.ORDER[0][1]) == set(LABS) == set(SMALL)
+    first = {lab for _, group in plan.ORDER[:2] for lab in group}
+    assert first == {*LABS, *PAIR}
+    assert set(SMALL) == set(LABS)
 
 
 def test_a_lab_needs_as_many_gpus_as_it_says(monkeypatch):

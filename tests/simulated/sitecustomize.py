@@ -1,8 +1,9 @@
 """With this folder on PYTHONPATH and SIMULATED_GPUS=8, every Python here takes itself for one on a machine with 8 GPUs.
 
 It rehearses what a program decides: which device and backend each rank takes, what it tells the others of its GPU, what
-an edition notes. NCCL is played by gloo, which like NCCL refuses two ranks on one GPU (before 2.30). CUDA tensors are
-CPU tensors with another name in the call that makes them.
+an edition notes. NCCL is played by gloo, which like NCCL refuses two ranks on one GPU: up to 2.29 unless they name
+different hosts (NCCL_HOSTID), from 2.30 on (SIMULATED_NCCL=2.30.7) unless NCCL_MULTI_RANK_GPU_ENABLE=1 lets two share.
+CUDA tensors are CPU tensors with another name in the call that makes them.
 
 It cannot show: that a CPU tensor goes to NCCL (or past it to gloo), or a CUDA tensor to an operator that has no kernel
 for it; that work on a GPU runs behind the host, so neither a race nor a missing synchronization; memory, speed, NCCL's
@@ -14,6 +15,7 @@ waits in them for DDP's own statistics.
 """
 
 import json
+import math
 import os
 import pickle
 import socket
@@ -25,7 +27,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-COUNT, NCCL = int(os.environ.get("SIMULATED_GPUS", "0")), (2, 28, 9)
+COUNT = int(os.environ.get("SIMULATED_GPUS", "0"))
+NCCL = tuple(map(int, os.environ.get("SIMULATED_NCCL", "2.28.9").split(".")))
 NAME = "Simulated GPU"
 if COUNT:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(COUNT))))
@@ -74,6 +77,13 @@ def index(device=None):
 def uuid(device=None):
     """Of the GPU itself, whatever number it has here."""
     return f"{socket.gethostname()}-{visible()[index(device)]}"
+
+
+def seat(device):
+    """What NCCL compares between ranks, and on how many of them it may be the same."""
+    if NCCL >= (2, 30):
+        return uuid(device), 2 if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" else 1
+    return f"{uuid(device)} {os.environ.get('NCCL_HOSTID', '')}", 1
 
 
 def set_device(device):
@@ -208,7 +218,7 @@ if COUNT:
             run(thread)
 
     def wrap_with_gpus(real):
-        """NCCL under gloo's name: it takes each GPU once."""
+        """NCCL under gloo's name: it refuses ranks that share a GPU and may not."""
 
         def init_process_group(backend=None, *args, device_id=None, **kwargs):
             asked = backend or ("cpu:gloo,cuda:nccl" if visible() else "gloo")
@@ -222,10 +232,10 @@ if COUNT:
     def connect(device=None):
         """As NCCL connects all ranks: none may have the GPU of another, unless they call their hosts differently."""
         store = distributed_c10d._get_default_store()  # a collective would be counted by the flight recorder
-        key = f"simulated/{dist.group.WORLD.group_name}"
-        store.set(f"{key}/{dist.get_rank()}", os.environ.get("NCCL_HOSTID", "") + uuid(device))
-        taken = {store.get(f"{key}/{rank}") for rank in range(dist.get_world_size())}
-        if len(taken) < dist.get_world_size():
+        key, (taken, most) = f"simulated/{dist.group.WORLD.group_name}", seat(device)
+        store.set(f"{key}/{dist.get_rank()}", taken)
+        seats = [store.get(f"{key}/{rank}") for rank in range(dist.get_world_size())]
+        if any(seats.count(one) > most for one in seats):
             raise dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected (simulated)")
         state.connected = dist.group.WORLD
 
@@ -267,27 +277,34 @@ if COUNT:
 
     def profile_init(self, *, activities=None, real=torch.profiler.profile.__init__, **options):
         """Of the CPU only: asked for a GPU that it was not built for, the profiler hangs in a backward."""
+        options["record_shapes"] = True  # NCCL's kernels say their sizes
         real(self, activities=[torch.profiler.ProfilerActivity.CPU] if activities else None, **options)
 
     def export_chrome_trace(self, path, real=torch.profiler.profile.export_chrome_trace):
-        """With a launch and a kernel for each operator that no other operator has called."""
+        """With a launch and a kernel for each operator that no other operator has called, and for each of NCCL's."""
         real(self, path)
         trace = json.loads(Path(path).read_text())
         events = sorted(
             (e for e in trace["traceEvents"] if e.get("cat") == "cpu_op"), key=lambda e: (e["ts"], -e["dur"])
         )
-        played, free_at = [], {}
+        by_nccl = dist.is_initialized() and plays_nccl(dist.group.WORLD.group_name)
+        played, free_at, until = [], {}, 0
         for number, e in enumerate(events):
-            if played and e["ts"] < played[-1]["until"]:
+            nccl = by_nccl and e["name"] == "c10d::allreduce_"
+            if e["ts"] < until and not nccl:
                 continue
-            nccl = "allreduce" in e["name"]
-            name, stream = ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20) if nccl else (e["name"], 7)
-            start = max(e["ts"] + 5, free_at.get(stream, 0))
-            free_at[stream] = start + e["dur"]
-            same = {"ph": "X", "pid": 0, "args": {"correlation": number, "stream": stream}}
+            until = max(until, e["ts"] + e["dur"])
+            name, stream, took, said = e["name"], 7, e["dur"], {}
+            if nccl:  # a second for each: so they end together on all ranks, however busy those are
+                elements = sum(math.prod(shape) for shape in e["args"]["Input Dims"][0])
+                said = {"Collective name": "allreduce", "In msg nelems": elements, "dtype": "Float"}
+                name, stream, took = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, 1e6
+            start = max(e["ts"] + 5, free_at.get(7, 0), free_at.get(stream, 0))  # NCCL's wait for the gradients
+            free_at[stream] = start + took
+            same = {"ph": "X", "pid": 0, "args": {"correlation": number, "stream": stream, **said}}
             launch = {**same, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 1, "ts": e["ts"], "dur": 2}
-            kernel = {**same, "cat": "kernel", "name": name, "tid": stream, "ts": start, "dur": e["dur"]}
-            played += [{**launch, "until": e["ts"] + e["dur"]}, {**kernel, "until": e["ts"] + e["dur"]}]
+            kernel = {**same, "cat": "kernel", "name": name, "tid": stream, "ts": start, "dur": took}
+            played += [launch, kernel]
         trace["traceEvents"] += played
         Path(path).write_text(json.dumps(trace))
 

@@ -17,9 +17,13 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         "only a GPU can tell",
         (
             *("host-runs-ahead", "gpu-memory", "cost-of-ddp", "mfu", "batch-fills-card", "cuda-trace"),
-            *("sm-contention", "pinned-memory", "cuda-graphs", "gpu-precision", "nccl-at-fault", "bus-bandwidth"),
+            *("sm-contention", "pinned-memory", "cuda-graphs", "gpu-precision", "bus-bandwidth"),
             *("out-of-memory", "starved-gpu"),
         ),
+    ),
+    (
+        "two NCCL ranks, which may share a card",
+        ("two-nccl-ranks", "nccl-at-fault", "nccl-failures"),
     ),
     (
         "what every reader asks of a machine: its best bucket size",
@@ -39,7 +43,7 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "what a new cluster is asked first, and its own messages",
-        ("hello-ranks", "nccl-failures", "launch-and-torchrun"),
+        ("hello-ranks", "launch-and-torchrun"),
     ),
 )
 # An emulated link and layers that sleep, on CPU tensors: last, since every machine shows the same.
