@@ -29,6 +29,7 @@ extensions = [
     "_ext.embed.lab_lists",
     "_ext.embed.lab_embed",
     "_ext.embed.lab_cards",
+    "_ext.embed.waiting",
     "_ext.embed.section_stamps",
     "_ext.embed.exercise_downloads",
     "_ext.embed.code_diff",

@@ -51,18 +51,16 @@ def test_which_lines_ask_for_a_value():
             total.add_(loss.detach())
             return loss.detach()
 
-        def scaled():
-            scaler.scale(ddp(x).square().mean()).backward()
-            scaler.unscale_(optimizer)
-
         for _ in range(3):
             loss = step()
         found = {"step": asked(step), "item": asked(lambda: loss.item()), "float": asked(lambda: float(loss))}
         found |= {"if": asked(lambda: "high" if loss > 3 else "low"), "any": asked(lambda: torch.isnan(loss).any())}
-        optimizer.zero_grad()
-        scaled()
-        found["scaler.step"] = asked(lambda: scaler.step(optimizer))
-        found["scaler.update"] = asked(scaler.update)
+        for name, used in (("", optimizer), (", fused", torch.optim.AdamW(ddp.parameters(), fused=True))):
+            used.zero_grad()
+            scaler.scale(ddp(x).square().mean()).backward()
+            scaler.unscale_(used)
+            found[f"scaler.step{name}"] = asked(lambda used=used: scaler.step(used))
+            found[f"scaler.update{name}"] = asked(scaler.update)
         return found
 
     for found in launch(worker, 2):
@@ -74,6 +72,8 @@ def test_which_lines_ask_for_a_value():
             "any": 0,
             "scaler.step": 1,
             "scaler.update": 0,
+            "scaler.step, fused": 0,
+            "scaler.update, fused": 0,
         }
 
 

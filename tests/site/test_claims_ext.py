@@ -49,6 +49,10 @@ SCOPED = {  # claims of a page: their options
     "known-on-gloo": f":holds: gloo\n:known: {SOURCE}",
     "known-but-on-nccl": f":holds: not known on NCCL\n:known: {SOURCE}",
     "shown-on-nccl": ":holds: not known on NCCL\n:known: run",
+    "shared": f":holds: any backend\n:known: {SOURCE}",
+    "partly": ":holds: not known on NCCL\n:known: run",
+    "alone": ":holds: not known on NCCL\n:known: run",
+    "fails-there": f":holds: any backend\n:known: {SOURCE}",
     "derived": ":holds: any backend\n:known: derivation",
     "on-gloo": ":holds: gloo",
     "nowhere": "",
@@ -64,6 +68,9 @@ PASSED = {
     "launches": [LAUNCH, {**LAUNCH, "ranks": 3}],
     "read": [],
 }
+
+
+NCCL = {**LAUNCH, "backend": "nccl", "gpu": "H200", "gpus": 1, "nccl": "2.28.9"}
 
 
 def stated(name: str, options: str = "") -> str:
@@ -108,7 +115,13 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> TinyBook:
     made.write("tests/claims/test_more.py", proved(*SCOPED, *OTHERS))
     record(made, *SUMS)
     record(made, *SCOPED)
-    record(made, "shown-on-nccl", launches=[{**LAUNCH, "backend": "nccl"}])
+    shared = {**NCCL, "shared": "NCCL_HOSTID"}
+    record(made, "shown-on-nccl", edition="h200", launches=[{**NCCL, "ranks": 3}, {**LAUNCH, "ranks": 1}])
+    record(made, "shared", edition="h200", launches=[shared])
+    record(made, "partly", edition="h200", launches=[shared, LAUNCH])
+    record(made, "alone", edition="h200", launches=[{**NCCL, "ranks": 1}, LAUNCH])
+    record(made, "fails-there", edition="h200", launches=[shared], outcome="failed", failed="E  assert 0")
+    made.write("gallery/editions/h200/manifest.json", "{}")
     record(made, "stale", key="0")
     record(made, "not-run", edition="h200")
     return made
@@ -162,9 +175,36 @@ def test_a_tick_names_the_scope_unless_the_claim_holds_everywhere(built, name, h
     assert f"{words} source: Reducer" in entry(built, name)
 
 
-def test_an_edition_on_nccl_answers_what_was_not_known(built: Built) -> None:
-    assert tick(built, "shown-on-nccl").get_text() == "✓"
-    assert "on NCCL, as this edition shows" in entry(built, "shown-on-nccl")
+RAN = "NCCL 2.28.9, 2 ranks sharing one GPU (edition h200)"
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "says"),
+    [
+        ("shown-on-nccl", "✓", "holds on gloo and on NCCL; run on NCCL 2.28.9, 3 ranks (edition h200)"),
+        ("shared", "✓", f"holds on any backend; run on {RAN}"),
+        ("partly", "✓\N{NO-BREAK SPACE}NCCL?", f"holds on gloo; not known on NCCL; run in part on {RAN}"),
+        ("alone", "✓\N{NO-BREAK SPACE}NCCL?", "holds on gloo; not known on NCCL"),
+        ("fails-there", "✓\N{NO-BREAK SPACE}gloo", f"holds on gloo; does not hold on {RAN}"),
+    ],
+)
+def test_what_another_edition_ran_on_nccl_is_said_in_this_one(built: Built, cases: TinyBook, name, label, says) -> None:
+    """Its author's scope yields; a world of one shows nothing of NCCL."""
+    assert tick(built, name).get_text() == label
+    assert tick(built, name)["title"] == f"shown by a test; {says}"
+    assert f"Holds {says.removeprefix('holds ')}" in [
+        p.get_text() for p in built.page("scoped").select(f"#shown-{name} p")
+    ]
+    assert says.removeprefix("holds ") in entry(built, name)
+
+
+def test_a_result_on_nccl_of_an_older_test_says_so(tmp_path: Path) -> None:
+    book = small(tmp_path)
+    book.write("gallery/editions/h200/manifest.json", "{}")
+    record(book, "one-is-one", edition="h200", launches=[NCCL], key="0")
+    assert "run on NCCL 2.28.9, 2 ranks (edition h200; the test changed since)" in entry(book.build(), "one-is-one")
+    record(book, "one-is-one", edition="h200", launches=[NCCL])
+    assert "run on NCCL 2.28.9, 2 ranks (edition h200)" in entry(book.build(), "one-is-one"), "also a page that is kept"
 
 
 def test_a_scope_and_how_it_is_known_are_demanded_where_the_configuration_says_so(cases: TinyBook) -> None:
@@ -189,8 +229,10 @@ def test_the_list_shows_statement_result_and_place_and_counts(built: Built) -> N
     assert chapters == [f"The {name} chapter" for name in ("first", "second", "scoped", "others")]
     counts = [line.get_text() for line in page.select(".claims-count")]
     assert counts == [
-        "14 claims: 4 hold on any backend, 2 hold on gloo, 3 are not known on NCCL, 5 do not say yet where they hold.",
-        "In the edition base (Some CPU, 2 cores, torch 2.13.0, 2026-11-21): 13 passed, 1 not run.",
+        "18 claims: 5 hold on any backend, 3 hold on gloo, 4 are not known on NCCL, 1 hold on gloo and on NCCL, "
+        "5 do not say yet where they hold.",
+        "In the edition base (Some CPU, 2 cores, torch 2.13.0, 2026-11-21): 17 passed, 1 not run.",
+        "Run on NCCL: 4; 1 of them failed there.",
     ]
     statement, holds, shown = page.select("#proof-anywhere td")
     assert statement.get_text() == "The sum is two. in the text"

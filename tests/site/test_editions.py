@@ -23,8 +23,9 @@ from tools import ROOT
 
 CONF = """
 extensions = ["myst_parser", "_ext.evidence.labs", "_ext.evidence.editions", "sphinx_gallery.gen_gallery",
-              "_ext.cards.claims", *("_ext.embed." + name for name in ("lab_page", "lab_embed", "measured",
-              "edition_page", "edition_switch", "editions_compared", "when"))]
+              "_ext.cards.claims", *("_ext.embed." + name for name in ("lab_page", "lab_lists", "lab_embed",
+              "lab_cards", "waiting", "measured", "edition_page", "edition_switch", "editions_compared", "when"))]
+lab_card_documents = "chapter"
 html_static_path = ["{static}"]
 myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["**/GALLERY_HEADER.rst", "labs/*/*.ipynb", "labs/*/*.py"]
@@ -51,6 +52,13 @@ import os
 from ddplab import record
 
 # %%
+# What it will show
+# -----------------
+# A line by *{name}*.
+#
+# And what ``print`` does.
+
+# %%
 # Prose of {name}.
 
 open(os.environ["EXECUTED"], "a").write("{name} ")
@@ -71,6 +79,7 @@ def test_{claim}():
 
 
 WHEN = """
+Recorded {edition}`machines`.
 It ran on {edition}`device`, over {edition}`backend` {when}`cpu: (nothing *here* ran on a GPU)`.
 
 ```{when} nccl
@@ -263,6 +272,109 @@ def test_what_is_borrowed_from_the_default_edition_says_so(house):
     }
 
 
+def could_not_run(house: House, lab: str, edition: str = "base") -> None:
+    """Have an edition that lacks what a lab needs."""
+    house.change(house.kept(lab, edition), needs="needs a GPU", blocks=[], launches=[], values={})
+
+
+def another_edition(house: House, name: str, gpus: list[str], day: int, **entries: object) -> None:
+    """A copy of the default edition, from another machine and day; ``entries`` are those of its lab two."""
+    shutil.copytree(house.root / "gallery/editions/base", house.root / f"gallery/editions/{name}")
+    house.ran_on(name, gpus, ["gloo"])
+    machine = {**json.loads(house.kept("two").read_text())["machine"], "gpus": gpus}
+    house.change(house.kept("two", name), machine=machine, date=f"2026-11-{day:02}T07:00:00", **entries)
+
+
+def test_what_the_default_edition_could_not_run_is_shown_from_one_that_could(house):
+    value = [{"value": {"value": number, "unit": "ms"}} for number in range(10)]
+    another_edition(house, "failing", ["H200"] * 4, 20, values=value[3], failed="RuntimeError: it broke")
+    another_edition(house, "newest", [], 28, values=value[4])
+    another_edition(house, "older", ["H200"], 21, values=value[5])
+    another_edition(house, "wanted", ["H100"], 22, values=value[6])
+    another_edition(house, "wanted-too", ["H100"], 22, values=value[7])
+    could_not_run(house, "two")
+    chapter = house.build().page("chapter")
+    assert "It took 6\N{NO-BREAK SPACE}ms\N{NO-BREAK SPACE}(wanted)." in chapter.get_text()
+    assert "from the edition wanted" in chapter.select_one(".lab-output .stamp").get_text()
+    assert "2026-11-22" in text(house.build(), "labs/short/plot_two")
+    assert ["two", "from the edition wanted"] in [
+        [row.select("td")[0].get_text().strip(), row.select("td")[-1].get_text().strip()]
+        for row in chapter.select("table.no-print tr")[1:]
+    ]
+    could_not_run(house, "two", "older")
+    assert "It took 6" in text(house.build(labs_edition="older", out="older"), "chapter"), "also where it was chosen"
+    assert "It took 4\N{NO-BREAK SPACE}ms." in text(house.build(labs_edition="newest", out="newest"), "chapter")
+
+
+WAITING = """
+# Waiting for a GPU
+
+```{labs-waiting}
+These wait.
+```
+"""
+
+
+@pytest.fixture
+def waiting(house):
+    """A house in which no edition could run the lab two, with a page for such labs."""
+    house.write("handbook/reference/waiting.md", WAITING)
+    house.rewrite("handbook/index.md", "chapter\n", "chapter\nreference/waiting\n")
+    house.rewrite("handbook/chapter.md", "It took", "```{lab-links} one two\n```\n\n```{lab-links} two\n```\n\nIt took")
+    could_not_run(house, "two")
+    return house
+
+
+def test_a_lab_that_no_edition_has_run_stands_on_one_page_and_leaves_it_by_itself(waiting):
+    built = waiting.build()
+    assert built.complaints == ""
+    assert [title.get_text() for title in built.page("reference/waiting").select("h2")] == ["Lab two¶"]
+    section = built.page("reference/waiting").select_one("#waiting-two")
+    assert [part.get_text() for part in section.select("p")] == [
+        "Does it run?",
+        "A line by two.",
+        "And what print does.",
+        "It needs a GPU. Run it: python gallery/short/plot_two.py · download the script",
+    ]
+    assert section.select_one("em, code")
+    assert section.select("a[href='../labs/short/plot_two.html']")
+    chapter = built.page("chapter")
+    assert not [link for link in chapter.select("a") if "plot_two" in link["href"]]
+    assert not chapter.select(".lab-output, .admonition")
+    assert "It took not measured yet." in chapter.get_text()
+    assert "Lab: Lab one." in chapter.get_text()
+    assert [card.get_text() for card in chapter.select(".lab-card-title")] == ["Lab one", "Lab three"]
+    assert [lab.get_text() for lab in built.page("labs/short/index").select("dt a")] == ["Lab one", "Lab three"]
+    note = built.page("labs/short/plot_two").select_one(".admonition")
+    assert "Waiting for a GPU. This lab needs a GPU; no edition has run it yet." in note.get_text()
+    assert note.a["href"] == "../../reference/waiting.html"
+
+    ran = {"values": {"value": {"value": 8, "unit": "ms"}}, "blocks": [{"code": "", "printed": ["two printed"]}]}
+    another_edition(waiting, "gpu", ["H200"], 28, needs="", **ran)
+    built = waiting.build()
+    assert built.complaints == ""
+    assert "No lab is waiting" in text(built, "reference/waiting")
+    assert "These wait." not in text(built, "reference/waiting")
+    chapter = built.page("chapter")
+    assert "It took 8\N{NO-BREAK SPACE}ms\N{NO-BREAK SPACE}(gpu)." in chapter.get_text()
+    assert "Labs: Lab one, Lab two." in chapter.get_text()
+    assert [card.get_text() for card in chapter.select(".lab-card-title")] == ["Lab one", "Lab three", "Lab two"]
+    assert "Lab two" in [lab.get_text() for lab in built.page("labs/short/index").select("dt a")]
+    assert not built.page("labs/short/plot_two").select(".admonition")
+
+
+def test_a_gallery_of_waiting_labs_leaves_the_lists_and_every_form_is_made(waiting):
+    for lab in ("one", "three"):
+        could_not_run(waiting, lab)
+    waiting.rewrite("handbook/chapter.md", "# The chapter chapter\n", "# The chapter chapter\n\n```{labs}\n```\n")
+    built = waiting.build()
+    assert built.complaints == ""
+    assert "No edition has run these labs yet. Waiting for a GPU" in text(built, "labs/short/index")
+    assert "labs/" not in str(built.page("index").select_one(".toctree-wrapper"))
+    assert not built.page("chapter").select(".all-labs a, .lab-cards")
+    assert "/handbook/" not in waiting.build("epub").complaints, "no warning is about a page"
+
+
 DRAWING = ["      GPU0  GPU1", "GPU0   X    NV18"]
 
 
@@ -282,8 +394,50 @@ def on_gpus(new_house):
 def test_words_follow_the_edition(fresh, on_gpus):
     assert "over gloo (nothing here ran on a GPU)." in text(fresh[0], "chapter")
     assert "NCCL did not run." in text(fresh[0], "chapter")
+    assert "cores); no edition has a GPU." in text(fresh[0], "chapter")
+    assert re.search(r"Recorded on a CPU \(.*, \d+ cores\) and on 2 × H200\.", on_gpus.get_text())
     assert "It ran on 2 × H200, over gloo and NCCL." in on_gpus.get_text()
     assert "NCCL did run." in on_gpus.get_text()
+
+
+def test_the_machines_of_all_editions_are_named_and_what_none_has(house):
+    house.ran_on("base", [], ["gloo"])
+    another_edition(house, "card", ["H200"], 28)
+    another_edition(house, "other-card", ["H100"], 28)
+    said = re.search("Recorded (.*?)\\.\n", text(house.build(), "chapter"))[1]
+    assert re.fullmatch(r"on a CPU \(.*, \d+ cores\), on 1 × H200 and on 1 × H100; no edition has two GPUs", said)
+
+
+SHARED = {"ranks": 2, "backend": "nccl", "torch": "2.11.0", "nccl": "2.28.9", "gpu": "H200", "gpus": 1, "times": 1}
+SHARED |= {"shared": "NCCL_HOSTID"}
+
+
+def test_ranks_that_share_a_gpu_say_so(house):
+    another_edition(house, "card", ["H200"], 28, launches=[SHARED, {**SHARED, "ranks": 1, "shared": None}])
+    for lab in ("one", "three"):
+        house.change(house.kept(lab, "card"), launches=[SHARED], values={})
+    house.change(house.kept("two", "card"), values={"value": {"value": 8, "unit": "MiB"}})
+    built = house.build(labs_edition="card")
+    assert built.complaints == ""
+    assert "2 ranks sharing one GPU · nccl · 1 × H200 · torch 2.11.0 · NCCL 2.28.9" in text(
+        built, "labs/short/plot_one"
+    )
+    assert "1 and 2 ranks, of which 2 sharing one GPU · nccl" in text(built, "labs/short/plot_two")
+    assert "2 ranks sharing one GPU · nccl, by NCCL_HOSTID" in text(built, "chapter")
+
+
+@pytest.mark.parametrize("builder", ["html", "epub", "anki"])
+def test_no_form_shows_a_time_of_ranks_that_share_a_gpu(house, builder):
+    """Decks and cards show what the web build has selected."""
+    house.rewrite("conf.py", '"_ext.cards.claims"', '"_ext.cards.claims", "_ext.cards.cards", "_ext.forms.flashcards"')
+    units = ["ms", "µs", "s", "GB/s", "samples/s", "TFLOP/s", "seconds", "steps per second", "MiB", "%", "buckets", ""]
+    values = {f"v{number}": {"value": 8, "unit": unit} for number, unit in enumerate(units)}
+    another_edition(house, "card", ["H200"], 28, launches=[SHARED], values=values)
+    assert house.build(builder).error == (
+        "the lab two of the edition card launched ranks that share a GPU, and recorded v0 (ms), v1 (µs), v2 (s), "
+        "v3 (GB/s), v4 (samples/s), v5 (TFLOP/s), v6 (seconds), v7 (steps per second): "
+        "such ranks take turns, so this is no time of DDP; record it without DDPLAB_SHARE_GPU=1"
+    )
 
 
 def test_the_page_of_an_edition_tells_its_machine_and_what_each_lab_used(on_gpus):

@@ -42,10 +42,14 @@ CODE = sorted(
 
 def prose(path: Path) -> list[tuple[int, str]]:
     """The lines of a file that are prose, with their numbers."""
-    lines, fence = [], None
+    lines, fence, directives = [], None, []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         opening = re.match(r"\s*(`{3,})(\S*)", line)
-        if opening and fence is None and not opening[2].startswith("{"):
+        if fence is None and directives and line.strip() == directives[-1]:
+            directives.pop()
+        elif opening and fence is None and opening[2].startswith("{"):
+            directives.append(opening[1])  # its content is prose
+        elif opening and fence is None:
             fence = opening[1]
         elif fence and line.strip() == fence:
             fence = None

@@ -104,9 +104,13 @@ class CardDirective(SphinxDirective):
 
     def evidence(self, source: Card) -> Iterator[nodes.Node]:
         """Links to what shows the answer, with a dot between them."""
-        for place, (kind, target) in enumerate(source.evidence):
-            if place:
+        first = True
+        for kind, target in source.evidence:
+            if kind == "lab" and self._waits(target):
+                continue
+            if not first:
                 yield nodes.Text(" · ")
+            first = False
             if kind == "cite":
                 yield from inline(self, f"source {{cite:p}}`{target}`")
                 continue
@@ -122,6 +126,14 @@ class CardDirective(SphinxDirective):
             reference = cross_reference(self.env.docname, role, target, text, explicit=False)
             self.set_source_info(reference)
             yield reference
+
+    def _waits(self, name: str) -> bool:
+        """Whether no edition has run a lab: no card points to it until one has."""
+        lab = labs.all_labs().get(name)
+        if lab is None:
+            return False
+        self.env.note_dependency(str(lab.shown_file(self.config)))
+        return labs.waits(lab, self.config)
 
 
 def reasons(source: Card, inline_of: Callable[[str], list[nodes.Node]]) -> Iterator[nodes.Node]:

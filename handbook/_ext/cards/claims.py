@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 from docutils import nodes
@@ -22,7 +21,8 @@ from sphinx.util.nodes import make_refnode
 
 from ddplab.recording.keys import kit_key
 
-from ..evidence.proofs import Proof, read_proofs, read_results, result_of, results_edition, test_files
+from ..evidence import labs
+from ..evidence.proofs import Proof, nccl_runs, read_proofs, read_results, result_of, results_edition, test_files
 from ..markup import inline
 from ..news import to_write
 from ..problems import BuildError, Problem, end_if_any, suggestion, warn_at
@@ -111,9 +111,10 @@ def _register(env: BuildEnvironment) -> ClaimRegister:
 def check(app: Sphinx, env: BuildEnvironment) -> list[str]:
     """End the build if something does not pair up; else name the documents to write again: whose results changed."""
     register, edition = _register(env), results_edition(app.config)
-    digest = hashlib.sha256(f"{register.shown()} {kit_key()} {app.config.claims_need_scope}".encode())
-    for path in [*test_files(), *(sorted(edition.folder.glob("claims/*.json")) if edition else ())]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    edition_name = edition.name if edition else ""
+    digest = hashlib.sha256(f"{register.shown()} {kit_key()} {app.config.claims_need_scope} {edition_name}".encode())
+    for path in [*test_files(), *sorted(labs.EDITIONS.glob("*/claims/*.json"))]:
+        digest.update(str(path).encode() + b"\0" + path.read_bytes())
     checked = f"{app.builder.name} {digest.hexdigest()}"
     if register.data["checked"] == checked:
         return []  # all of it was checked by the last build
@@ -131,8 +132,7 @@ def _shown(register: ClaimRegister, kept: dict[str, Any]) -> dict[str, object]:
         proof = proofs.get(entry.id)
         result = result_of(proof, kept)
         test = (proof.path.name, proof.name, proof.lab) if proof else None
-        facts = (test, sorted(result.backends), replace(result, backends=frozenset()))
-        shown.setdefault(entry.docname, {})[entry.id] = facts
+        shown.setdefault(entry.docname, {})[entry.id] = (test, result, nccl_runs(proof))
     everything = (register.shown(), shown.copy())
     return shown | dict.fromkeys(register.lists(), everything)
 

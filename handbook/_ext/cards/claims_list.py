@@ -15,7 +15,7 @@ from sphinx.writers.html5 import HTML5Translator
 from ..evidence.proofs import results_edition
 from ..markup import close, has_folds
 from .claim_tests import test_uri
-from .claims_page import STATES, ClaimTransform, claim, known_of, scope_of, statement_of
+from .claims_page import SCOPES, STATES, ClaimTransform, claim, known_of, scope_of, statement_of
 from .register import Entry
 
 SCRIPT = "list-filter.js"
@@ -23,6 +23,7 @@ _COUNTED = {
     "any backend": "hold on any backend",
     "gloo": "hold on gloo",
     "not known on NCCL": "are not known on NCCL",
+    "gloo and NCCL": "hold on gloo and on NCCL",
     "": "do not say yet where they hold",
 }
 
@@ -52,7 +53,8 @@ class ListClaims(ClaimTransform):
             place.replace_self([*self._counts(claims), part("table", *self._chapters(claims), class_="claims")])
 
     def _counts(self, claims: list[Entry]) -> Iterator[nodes.Node]:
-        holds = Counter(entry.content[0] for entry in claims)
+        runs = {entry.id: self.nccl(entry.id) for entry in claims}
+        holds = Counter(scope_of(entry.content[0], runs[entry.id]) for entry in claims)
         scopes = ", ".join(f"{holds[scope]} {text}" for scope, text in _COUNTED.items() if holds[scope])
         count = "1 claim" if len(claims) == 1 else f"{len(claims)} claims"
         yield nodes.paragraph("", f"{count}: {scopes}." if claims else "No claims.", classes=["claims-count"])
@@ -67,6 +69,10 @@ class ListClaims(ClaimTransform):
             when = " to ".join(dict.fromkeys([days[0], days[-1]]))
             found = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
             text = f"In the edition {edition.name} ({', '.join([*on, when])}): {found}."
+            yield nodes.paragraph("", text, classes=["claims-count"])
+        if ran := [of for of in runs.values() if of]:
+            fail = sum(any(not run.passed for run in of) for of in ran)
+            text = f"Run on NCCL: {len(ran)}" + (f"; {fail} of them failed there." if fail else ".")
             yield nodes.paragraph("", text, classes=["claims-count"])
 
     def _chapters(self, claims: list[Entry]) -> Iterator[nodes.Node]:
@@ -89,8 +95,9 @@ class ListClaims(ClaimTransform):
         if not has_folds(self.app.builder):  # in print the page number stands behind it
             seen = nodes.inline("", "in the text", classes=["std-ref"])
         statement = part("td", *said, nodes.Text(" "), part("a", seen, href=uri))
-        _, words = scope_of(node, result)
-        holds = part("td", nodes.Text(words))
+        runs = self.nccl(name)
+        scope = scope_of(node["holds"], runs)
+        holds = part("td", nodes.Text("; ".join(filter(None, [SCOPES[scope][1], *(run.text for run in runs)]))))
         if known := known_of(node):
             holds += part("small", *known)
         mark, _ = STATES[result.state]
@@ -103,7 +110,7 @@ class ListClaims(ClaimTransform):
             said_of = nodes.literal_block(result.failed, result.failed, language="none", classes=["claim-failed"])
             statement += [nodes.paragraph("", f"Does not hold here: {result.where}{stale}."), said_of]
         row = part("tr", statement, holds, shown, id=f"proof-{name}")
-        row["also"]["data-holds"] = node["holds"]
+        row["also"]["data-holds"] = scope
         for reference in row.findall(addnodes.pending_xref):
             reference["refdoc"] = self.env.docname
         for link in list(row.findall(nodes.reference)):

@@ -6,7 +6,7 @@ The panel is a popover of HTML: it needs no script, Esc closes it, and where a b
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from docutils import nodes
@@ -15,7 +15,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.writers.html5 import HTML5Translator
 
 from ..evidence import labs
-from ..evidence.proofs import Proof, Result, read_proofs, read_results, result_of, results_edition
+from ..evidence.proofs import NcclRun, Proof, Result, nccl_runs, read_proofs, read_results, result_of, results_edition
 from ..markup import close, cross_reference, has_folds
 from .claim_tests import test_uri
 
@@ -31,8 +31,8 @@ SCOPES = {
     "any backend": ("", "on any backend"),
     "gloo": ("gloo", "on gloo"),
     "not known on NCCL": ("NCCL?", "on gloo; not known on NCCL"),
+    "gloo and NCCL": ("", "on gloo and on NCCL"),
 }
-ON_NCCL = ("", "on NCCL, as this edition shows")
 
 
 class claim(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
@@ -44,7 +44,7 @@ class claim_known(nodes.Inline, nodes.TextElement):  # noqa: N801
 
 
 class claim_tick(nodes.Inline, nodes.TextElement):  # noqa: N801
-    """The mark behind a statement; attributes ``state``, ``label``, ``words``, ``panel`` (the id of what it opens)."""
+    """The mark behind a statement; attributes ``state``, ``label``, ``words``, ``nccl``, ``panel`` (what it opens)."""
 
 
 class claim_panel(nodes.General, nodes.Element):  # noqa: N801
@@ -55,14 +55,13 @@ class claim_fact(nodes.Part, nodes.TextElement):  # noqa: N801
     """One line of a panel; attribute ``label``."""
 
 
-def scope_of(statement: claim, result: Result) -> tuple[str, str]:
-    """What the tick says of where the claim holds, and the words for it: both empty if the claim names no scope.
-
-    An edition that shows a claim on NCCL answers what its author did not know.
-    """
-    if statement["holds"] == "not known on NCCL" and result.state == "passed" and "nccl" in result.backends:
-        return ON_NCCL
-    return SCOPES[statement["holds"]]
+def scope_of(holds: str, runs: Sequence[NcclRun]) -> str:
+    """Where a claim holds, one of ``SCOPES``: as its author knows it, unless an edition ran it on NCCL."""
+    if holds and any(not run.passed for run in runs):
+        return "gloo"
+    if holds == "not known on NCCL" and any(run.whole for run in runs):
+        return "gloo and NCCL"
+    return holds
 
 
 def statement_of(node: claim) -> list[nodes.Node]:
@@ -100,6 +99,10 @@ class ClaimTransform(SphinxPostTransform):
         """What the edition says of a claim."""
         return result_of(self.proofs.get(name), self.results)
 
+    def nccl(self, name: str) -> list[NcclRun]:
+        """What all editions say of a claim under NCCL."""
+        return nccl_runs(self.proofs.get(name))
+
     def link(self, name: str, to: str, content: nodes.Node) -> nodes.Element:
         """To the place of a claim (``to`` "place") or its entry in the list ("claim")."""
         return cross_reference(self.env.docname, f"claims:{to}", name, content)
@@ -118,8 +121,10 @@ class MarkClaims(ClaimTransform):
     def _mark(self, node: claim) -> None:
         name = node["claim_id"]
         result = self.result(name)
-        label, words = scope_of(node, result)
-        tick: nodes.Node = claim_tick("", "", state=result.state, label=label, words=words, panel="")
+        runs = self.nccl(name)
+        label, words = SCOPES[scope_of(node["holds"], runs)]
+        nccl = "; ".join(run.text for run in runs)
+        tick: nodes.Node = claim_tick("", "", state=result.state, label=label, words=words, nccl=nccl, panel="")
         known = known_of(node)
         node[:] = statement_of(node)
         last = node[-1] if isinstance(node[-1], nodes.paragraph) else nodes.paragraph()
@@ -127,7 +132,9 @@ class MarkClaims(ClaimTransform):
             node += last
         if has_folds(self.app.builder):
             cast(nodes.Element, tick)["panel"] = panel = f"shown-{name}"
-            node += claim_panel("", *self._facts(name, result, words, known), ids=[panel])
+            node += claim_panel(
+                "", *self._facts(name, result, "; ".join(filter(None, [words, nccl])), known), ids=[panel]
+            )
         elif self.register.lists():
             tick = self.link(name, "claim", tick)
         last.extend([nodes.Text("\N{NO-BREAK SPACE}"), tick])
@@ -183,7 +190,7 @@ def visit_tick(self: HTML5Translator, node: nodes.Element) -> None:
     """A mark and, where the claim does not hold on every backend, the scope; read aloud as words."""
     mark, words = STATES[node["state"]]
     state, label = node["state"].replace(" ", "-"), node["label"]
-    words += f"; holds {node['words']}" * bool(node["words"])
+    words += f"; holds {node['words']}" * bool(node["words"]) + f"; {node['nccl']}" * bool(node["nccl"])
     classes = f"claim-tick claim-{state}" + " claim-scoped" * bool(label)
     text = f"{mark}\N{NO-BREAK SPACE}{label}" if label else mark
     if node["panel"]:

@@ -9,6 +9,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from ..evidence.lab_pieces import ranks_text
 from ..evidence.labs import Lab, all_labs, edition_of, lab_evidence, manifest_file, read_json
 
 _NEEDED = ("edition", "machine", "torch", "nccl", "gpus", "backends", "world_sizes", "commit")
@@ -44,10 +45,15 @@ class EditionLabs(SphinxDirective):
         for lab in all_labs().values():
             self.env.note_dependency(str(lab.shown_file(self.config)))
             shown = lab_evidence(lab, self.config)
+            if shown.get("waiting"):
+                continue
             backends, ranks = ({launch[what] for launch in shown["launches"]} for what in ("backend", "ranks"))
             notes = [] if shown["edition"] == edition_of(self.config) else [_source(shown["edition"])]
             notes += ["stale: the code changed since"] * bool(shown["stale"])
-            notes += ["failed"] if shown.get("failed") else [shown["needs"]] if shown.get("needs") else []
+            notes += ["failed"] * bool(shown.get("failed"))
+            for how in sorted({launch["shared"] for launch in shown["launches"] if launch.get("shared")}):
+                which = [launch for launch in shown["launches"] if launch.get("shared") == how]
+                notes.append(f"{ranks_text(which)}, by {how}")
             cells = [fact(sorted(backends)), fact(sorted(ranks)), shown["date"][:10], "; ".join(notes)]
             rows.append([lab_link(self, lab), *cells])
         head = ["Lab", "Backend", "Ranks", "Run on", "Note"]
@@ -99,7 +105,7 @@ def _one(value: Any) -> str:
 def table(rows: Iterable[list[Any]], head: list[Any] | None = None) -> nodes.table:
     """A table of texts and inline nodes; a row of one cell in a table of several columns is a heading in it."""
     rows = list(rows)
-    columns = max(map(len, rows), default=1)
+    columns = max(map(len, [*rows, *([head] if head else [])]), default=1)
     group = nodes.tgroup(cols=columns)
     group.extend(nodes.colspec(colwidth=1) for _ in range(columns))
     if head:

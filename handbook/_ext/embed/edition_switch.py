@@ -15,8 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from ..evidence.editions import recorded_editions
-from ..evidence.labs import edition_of
+from ..evidence.labs import edition_of, recorded_editions
 
 SCRIPT = "editions.js"
 

@@ -10,14 +10,12 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.config import Config
 from sphinx.util.docutils import SphinxDirective
 
 from ddplab.recording.diff import Comparison, compare
 from ddplab.recording.edition import DamagedError, Edition
 
 from ..evidence import labs
-from ..evidence.editions import recorded_editions
 from ..problems import BuildError
 from .edition_page import fact, fact_name, in_order, lab_link, table
 from .measured import value_text
@@ -95,15 +93,8 @@ def _value(value: float | str | None, unit: str) -> str:
     return "–" if value is None else value_text(value, unit)
 
 
-def note_recorded(app: Sphinx, config: Config) -> None:
-    """Keep which editions there are, so that pages are read again when one comes or goes."""
-    config.labs_recorded = recorded_editions()
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directive, and what it depends on."""
-    app.setup_extension("_ext.evidence.editions")
-    app.add_config_value("labs_recorded", [], "env", list)
-    app.connect("config-inited", note_recorded)
+    """Register the directive."""
+    app.setup_extension("_ext.evidence.labs")
     app.add_directive("editions-compared", EditionsCompared)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,7 +14,7 @@ from sphinx.writers.html5 import HTML5Translator
 
 from ..evidence import labs
 from ..evidence.lab_pieces import ranks_text
-from ..evidence.labs import Lab, all_labs, lab_evidence
+from ..evidence.labs import Lab, all_labs, lab_evidence, waits
 from ..markup import cross_reference, has_folds
 from .lab_lists import title_and_question
 from .lab_page import script_download, seconds
@@ -32,6 +32,7 @@ def add_cards(app: Sphinx, document: nodes.document) -> None:
         return
     used = {Path(app.srcdir, path).resolve() for path in app.env.dependencies.get(app.env.docname, ())}
     shown = [lab for lab in all_labs().values() if {lab.shown_file(app.config).resolve(), lab.script} & used]
+    shown = [lab for lab in shown if not waits(lab, app.config)]
     if not shown:
         return
     top = next(document.findall(nodes.section))
@@ -47,8 +48,7 @@ def _card(app: Sphinx, lab: Lab) -> nodes.container:
     if figure := next((figure for block in evidence["blocks"] for figure in block.get("figures", ())), None):
         card += lab_picture(file=str(labs.ROOT / evidence["folder"] / figure["file"]))
     link = cross_reference(docname, "std:doc", f"/{lab.docname}", title)
-    ran = [evidence.get("needs"), seconds(evidence), ranks_text(evidence["launches"])]
-    facts = " · ".join(filter(None, [str(lab.told[1]), *ran]))
+    facts = " · ".join(filter(None, [str(lab.told[1]), seconds(evidence), ranks_text(evidence["launches"])]))
     download = nodes.inline("", " · ", script_download(docname, lab, "script"), classes=["no-print"])
     card += nodes.paragraph("", "", link, classes=["lab-card-title"])
     card += nodes.paragraph("", question)

@@ -57,11 +57,16 @@ class Embed(SphinxDirective):
             raise EmbedError(f"{wrong}; the lab has {available or 'none'}" + ", counted from 1" * bool(available))
         return int(given)
 
-    def missing(self, lab: labs.Lab, available: int) -> list[nodes.Node]:
-        """A sentence in place of a piece that this edition lacks because the lab failed there, or was not shown."""
-        given = self.arguments[1] if len(self.arguments) > 1 else ""
-        reason = not_shown(labs.lab_evidence(lab, self.config))
+    def missing(self, lab: labs.Lab, available: int) -> list[nodes.Node] | None:
+        """What stands in place of a piece that is missing because the lab failed, or has not run; None if it is there.
+
+        Nothing stands for a lab that waits for a GPU.
+        """
+        evidence = labs.lab_evidence(lab, self.config)
+        given, reason = self.arguments[1] if len(self.arguments) > 1 else "", not_shown(evidence)
         if not reason or (given.isdigit() and int(given) <= available):
+            return None
+        if evidence.get("needs"):
             return []
         return [nodes.note("", nodes.paragraph("", reason), self.link(lab, f"lab {lab.id}"))]
 
@@ -98,7 +103,7 @@ class LabFigure(Embed):
             raise EmbedError("add :alt: and say what the figure shows, for those who cannot see it")
         stamp, evidence = self.stamp(lab), labs.lab_evidence(lab, self.config)
         images = [figure["file"] for block in evidence["blocks"] for figure in block.get("figures", ())]
-        if missing := self.missing(lab, len(images)):
+        if (missing := self.missing(lab, len(images))) is not None:
             return missing
         uri = figure_uri(evidence, images[self.number("figure", len(images)) - 1])
         image = nodes.image(uri=uri, alt=alt)
@@ -115,7 +120,7 @@ class LabOutput(Embed):
         """A literal block; `lanes` gives ranks their colours."""
         stamp, evidence = self.stamp(lab), labs.lab_evidence(lab, self.config)
         blocks = ["\n".join(block["printed"]) for block in evidence["blocks"] if "printed" in block]
-        if missing := self.missing(lab, len(blocks)):
+        if (missing := self.missing(lab, len(blocks))) is not None:
             return missing
         number = self.number("printed block", len(blocks))
         text = blocks[number - 1]
@@ -166,8 +171,9 @@ class LabStamp(Embed):
     optional_arguments = 0
 
     def show(self, lab: labs.Lab) -> list[nodes.Node]:
-        """The stamp only."""
-        return [self.stamp(lab)]
+        """The stamp only; none for a lab that waits for a GPU."""
+        stamp = self.stamp(lab)
+        return [] if labs.lab_evidence(lab, self.config).get("needs") else [stamp]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

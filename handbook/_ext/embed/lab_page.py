@@ -15,9 +15,11 @@ from ddplab.recording.keys import block_key
 from ..evidence import labs
 from ..evidence.lab_pieces import runs_nothing, stamp_text
 from ..evidence.labs import Lab, all_labs, lab_evidence
+from ..markup import cross_reference
 from ..problems import BuildError, expect
 from .drawing_code import fold
 
+WAITING = "reference/waiting"  # the page of the labs that no edition has run
 _GENERATED = "GENERATED FROM PYTHON SOURCE LINES"  # a comment of sphinx-gallery above each block
 
 
@@ -41,7 +43,13 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
     text = f"No rank ran for this page, and no time was measured: {said}." if said else stamp_text(evidence)
     top: list[nodes.Element] = [nodes.paragraph("", text, classes=["stamp"])]
     if reason := not_shown(evidence):
-        note = nodes.note("", nodes.paragraph("", reason))
+        why = nodes.paragraph("", reason)
+        note = nodes.note("", why)
+        if evidence["waiting"]:
+            app.env.metadata[app.env.docname] |= dict.fromkeys(("orphan", "nosearch", "waiting"), "true")
+            if WAITING in app.env.found_docs:
+                leads = cross_reference(app.env.docname, "std:doc", f"/{WAITING}", "Waiting for a GPU")
+                why.insert(0, [leads, nodes.Text(". ")])
         top = [*top, note] if evidence.get("failed") else [note]  # what did not run has no machine to name
     below = title.parent.index(title) + 1
     title.parent[below:below] = [*top, _how_to_run(app, lab, evidence)]
@@ -93,7 +101,7 @@ def not_shown(evidence: dict[str, Any]) -> str:
         return f"Does not hold here: on the machine of this edition the lab ended with {error}"
     if evidence.get("needs"):
         reason = evidence["needs"]
-        return f"{reason[:1].upper()}{reason[1:]}: not run in this edition."
+        return f"This lab {reason}; no edition has run it yet."
     return "" if evidence["edition"] else "This lab has not been run yet."
 
 

@@ -58,7 +58,7 @@ class MeasuredRole(SphinxRole):
         kept = evidence["values"].get(target["name"])
         source = f"lab {lab.id}: {stamp_text(evidence)}"
         if kept is None and (evidence.get("failed") or evidence.get("needs")):
-            return measured("", "not measured here", source=source)
+            return measured("", "not measured yet" if evidence.get("waiting") else "not measured here", source=source)
         if kept is None:
             raise ValueError(
                 f"the lab {lab.id} did not record {target['name']!r}{suggestion(target['name'], evidence['values'])}"

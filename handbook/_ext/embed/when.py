@@ -92,18 +92,31 @@ class WhenRole(SphinxRole):
 
 
 class EditionRole(SphinxRole):
-    """``{edition}`device` ``: a fact of the edition: name, device, backend, torch, nccl."""
+    """``{edition}`device` ``: a fact of the edition: name, device, backend, torch, nccl; or ``machines``, of all."""
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         """Look the fact up; what is not known is reported."""
         try:
-            facts = _facts(manifest(self.env))
+            facts = _facts(manifest(self.env)) | {"machines": _machines(self.env)}
             if self.text not in facts:
                 raise ValueError(f"there is no such fact about an edition{suggestion(self.text, facts)}")
             return [nodes.inline("", facts[self.text], classes=["edition-fact"])], []
         except (ValueError, BuildError) as error:
             warn_at(self.env, f"edition {self.text!r}: {error}", self.get_source_info()[1])
             return [nodes.literal("", self.text)], []
+
+
+def _machines(env: BuildEnvironment) -> str:
+    """On what all committed editions were recorded, and what no edition has: ``on …; no edition has two GPUs``."""
+    shown = []
+    for name in dict.fromkeys([env.config.labs_default_edition, *env.config.labs_recorded]):
+        path = labs.edition(name).folder / "manifest.json"
+        env.note_dependency(str(path))
+        shown.append(labs.read_json(path, "edition", "machine", "torch", "nccl", "gpus", "backends"))
+    *others, last = dict.fromkeys(_facts(one)["device"] for one in shown)
+    most = max(len(one["machine"].get("gpus", [])) for one in shown)
+    lacks = {0: "; no edition has a GPU", 1: "; no edition has two GPUs"}.get(most, "")
+    return " and ".join(f"on {one}" for one in filter(None, [", on ".join(others), last])) + lacks
 
 
 def _facts(shown: dict[str, Any]) -> dict[str, str]:

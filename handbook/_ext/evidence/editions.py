@@ -27,7 +27,7 @@ from ddplab.runtime.evidence import write_json
 
 from ..problems import BuildError, suggestion
 from . import labs
-from .labs import Lab, all_labs, edition, edition_of, lab_evidence
+from .labs import Lab, all_labs, edition, edition_of, lab_evidence, recorded_editions
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,9 @@ def select_evidence(app: Sphinx) -> None:
         raise BuildError(f"there is no edition {name!r} (make edition NAME={name} would record it){known}")
     load_cache(labs.ROOT / "_build" / "keys.json")
     try:
+        for name in dict.fromkeys([*recorded_editions(), edition_of(config)]):  # of each, some page shows values
+            for lab_id, kept in edition(name).labs().items() if name else ():
+                labs.refuse_shared_times(lab_id, kept, name)
         for lab in all_labs().values():
             shown = _evidence(lab, edition_of(config), config.labs_default_edition)
             if shown.get("failed") and shown["edition"] == config.labs_default_edition and not shown["stale"]:
@@ -86,19 +89,29 @@ def _read_shown(path: Path) -> dict[str, Any] | None:
 
 
 def _evidence(lab: Lab, chosen: str, default: str) -> dict[str, Any]:
-    """What the chosen edition says of a lab, or, where it does not have the lab, the default one."""
-    for name in dict.fromkeys([chosen, default]):
-        kept = edition(name).lab(lab.id) if name else None
-        if kept is not None:
-            stale = kept["key"] != lab_key(lab.script, kept["read"])
-            folder = os.path.relpath(edition(name).lab_file(lab.id).parent, labs.ROOT)
-            return {**kept, "edition": name, "borrowed": name != chosen, "folder": folder, "stale": stale}
-    return {**_NOTHING, "edition": "", "borrowed": False, "folder": "", "stale": False}
+    """What the chosen edition says of a lab, where it could run it, or the default one.
 
-
-def recorded_editions() -> list[str]:
-    """The names of the recorded editions."""
-    return sorted(path.parent.name for path in labs.EDITIONS.glob("*/manifest.json"))
+    Else another one that ran it: that with the most GPUs, then the newest, then the first by name. A lab that none has
+    run is ``waiting``.
+    """
+    own = [name for name in dict.fromkeys([chosen, default]) if name]
+    found = {name: kept for name in own if (kept := edition(name).lab(lab.id)) is not None}
+    name = next((name for name, kept in found.items() if not kept.get("needs")), "")
+    if not name:
+        others = {other: edition(other).lab(lab.id) for other in recorded_editions() if other not in own}
+        ran = {
+            other: kept for other, kept in others.items() if kept and not kept.get("needs") and not kept.get("failed")
+        }
+        name = max(ran, key=lambda other: (len(ran[other]["machine"].get("gpus", ())), ran[other]["date"]), default="")
+        found |= ran
+    if not name:
+        name, kept = next(iter(found.items()), ("", _NOTHING))
+        return {**kept, "edition": name, "borrowed": False, "folder": "", "stale": False, "waiting": True}
+    kept = found[name]
+    stale = kept["key"] != lab_key(lab.script, kept["read"])
+    folder = os.path.relpath(edition(name).lab_file(lab.id).parent, labs.ROOT)
+    borrowed = name != chosen
+    return {**kept, "edition": name, "borrowed": borrowed, "folder": folder, "stale": stale, "waiting": False}
 
 
 def take_over_generation(app: Sphinx, config: Config) -> None:

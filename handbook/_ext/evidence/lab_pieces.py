@@ -53,10 +53,30 @@ def runs_nothing(script: Path) -> str:
 
 def ranks_text(launches: list[dict[str, Any]]) -> str:
     """Ranks and backends of some launches: ``2 and 3 ranks · gloo``; empty if there was no launch."""
-    counts = [str(count) for count in sorted({launch["ranks"] for launch in launches})]
-    ranks = " and ".join(filter(None, [", ".join(counts[:-1]), *counts[-1:]]))
     backends = " and ".join(sorted({launch["backend"] for launch in launches}))
-    return f"{ranks} rank{'s' * (counts != ['1'])} · {backends}" if launches else ""
+    return f"{counts_text(launches)} · {backends}" if launches else ""
+
+
+def counts_text(launches: list[dict[str, Any]]) -> str:
+    """How many ranks some launches had, at least one: ``2 and 3 ranks``.
+
+    Ranks that had to share a GPU under NCCL say so: ``2 ranks sharing one GPU``, or ``1 and 2 ranks, of which 2
+    sharing one GPU``.
+    """
+    shared = [launch for launch in launches if launch.get("shared")]
+    said = _counts(launches)
+    if shared:
+        only = len(shared) == len(launches)
+        gpus = max(launch["gpus"] for launch in shared)
+        said += "" if only else f", of which {_counts(shared).partition(' rank')[0]}"
+        said += f" sharing {'one GPU' if gpus == 1 else f'{gpus} GPUs'}"
+    return said
+
+
+def _counts(launches: list[dict[str, Any]]) -> str:
+    counts = [str(count) for count in sorted({launch["ranks"] for launch in launches})]
+    listed = " and ".join(filter(None, [", ".join(counts[:-1]), *counts[-1:]]))
+    return f"{listed} rank{'s' * (counts != ['1'])}"
 
 
 def function_source(script: str, name: str, source: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,35 @@ def _shown(path: Path, _modified: int) -> dict[str, Any]:
     return read_json(path, *needed)
 
 
+def waits(lab: Lab, config: Config) -> bool:
+    """Whether no edition has run a lab: it stands on one page, `embed.waiting`, and in no list."""
+    return lab.shown_file(config).exists() and bool(lab_evidence(lab, config).get("waiting"))
+
+
+_TIMED = re.compile(
+    r"(n|µ|μ|u|m)?s|s(ec)?|min|h|(second|minute|hour|day)s?|.*(/ ?| per )(s|second|min|minute|h|hour|day)"
+)
+
+
+def refuse_shared_times(name: str, kept: dict[str, Any], where: str) -> None:
+    """No time of ranks that took turns on one GPU is shown: it would be read as a time of DDP.
+
+    Args:
+        name: the lab.
+        kept: what an edition has of it.
+        where: the edition.
+
+    Raises:
+        BuildError: a launch shared a GPU, and a value is a time or a rate.
+    """
+    timed = [f"{value} ({one['unit']})" for value, one in kept["values"].items() if _TIMED.fullmatch(one["unit"])]
+    if timed and any(launch.get("shared") for launch in kept["launches"]):
+        raise BuildError(
+            f"the lab {name} of the edition {where} launched ranks that share a GPU, and recorded {', '.join(timed)}: "
+            "such ranks take turns, so this is no time of DDP; record it without DDPLAB_SHARE_GPU=1"
+        )
+
+
 def edition_of(config: Config) -> str:
     """The name of the edition that a build renders."""
     return str(config.labs_edition or config.labs_default_edition)
@@ -102,6 +132,16 @@ def edition_of(config: Config) -> str:
 def edition(name: str) -> Edition:
     """A recorded edition; what `make live` ran here is the edition ``here``, which is not committed."""
     return Edition(ROOT / "_build" / "editions" / name if name == "here" else EDITIONS / name)
+
+
+def recorded_editions() -> list[str]:
+    """The names of the recorded editions."""
+    return sorted(path.parent.name for path in EDITIONS.glob("*/manifest.json"))
+
+
+def _note_recorded(app: Sphinx, config: Config) -> None:
+    """Keep which editions there are, so that pages are read again when one comes or goes."""
+    config.labs_recorded = recorded_editions()
 
 
 def manifest_file(config: Config) -> Path:
@@ -130,6 +170,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the configuration values that the Makefile sets."""
     app.add_config_value("labs_default_edition", "", "env", str)
     app.add_config_value("labs_edition", "", "env", str)
+    app.add_config_value("labs_recorded", [], "env", list)
+    app.connect("config-inited", _note_recorded)
     # A configuration value, because Sphinx builds all pages again when one changes; these files decide how they look.
     app.add_config_value("extensions_digest", _digest(), "env", str)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

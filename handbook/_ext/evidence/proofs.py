@@ -17,7 +17,7 @@ from ddplab.recording.proved import tests_in
 
 from ..problems import BuildError
 from . import labs
-from .lab_pieces import ranks_text, stamp_text
+from .lab_pieces import counts_text, ranks_text, stamp_text
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,24 @@ class Result:
     why: str  # of a skip: what is missing
     failed: str = ""  # of a failure: what the test printed
     ranks: str = ""  # how many, and on which backend
-    backends: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class NcclRun:
+    """What an edition says of a claim whose test had several ranks talk over NCCL."""
+
+    edition: str
+    passed: bool
+    whole: bool  # no other launch of several ranks went over another backend
+    where: str  # version and ranks
+    stale: bool  # the test changed since
+
+    @property
+    def text(self) -> str:
+        """``run on NCCL 2.28.9, 2 ranks sharing one GPU (edition h200)``."""
+        did = "run on" if self.whole else "run in part on"
+        stale = "; the test changed since" if self.stale else ""
+        return f"{did if self.passed else 'does not hold on'} {self.where} (edition {self.edition}{stale})"
 
 
 def test_files() -> list[Path]:
@@ -94,10 +111,38 @@ def read_results(edition: Edition | None) -> dict[str, Any]:
     Raises:
         BuildError: a file of it is damaged.
     """
+    files = sorted(edition.folder.glob("claims/*.json")) if edition else []
+    return _read(edition, tuple((path.name, path.stat().st_mtime_ns) for path in files)) if edition else {}
+
+
+@functools.lru_cache(maxsize=16)
+def _read(edition: Edition, _files: tuple[tuple[str, int], ...]) -> dict[str, Any]:
+    """Read once for as long as its files stay as they are: every page with claims asks for those of all editions."""
     try:
-        return edition.results() if edition else {}
+        return edition.results()
     except DamagedError as error:
         raise BuildError(str(error)) from None
+
+
+def nccl_runs(proof: Proof | None) -> list[NcclRun]:
+    """What the committed editions say of a claim under NCCL, by their names; a world of one sends nothing.
+
+    Raises:
+        BuildError: a file of an edition is damaged.
+    """
+    found: list[NcclRun] = []
+    if proof is None:
+        return found
+    for name in labs.recorded_editions():
+        kept = read_results(labs.edition(name)).get(proof.claim)
+        launches = [launch for launch in kept["launches"] if launch["ranks"] > 1] if kept else []
+        on_nccl = [launch for launch in launches if launch["backend"] == "nccl"]
+        if kept and on_nccl and kept["outcome"] in {"passed", "failed"}:
+            versions = " and ".join(sorted({launch["nccl"] for launch in on_nccl if launch["nccl"]}))
+            where = f"{f'NCCL {versions}'.strip()}, {counts_text(on_nccl)}"
+            stale = kept["key"] != claim_key(proof.path, proof.name, kept.get("read", ()))
+            found.append(NcclRun(name, kept["outcome"] == "passed", on_nccl == launches, where, stale))
+    return found
 
 
 def result_of(proof: Proof | None, kept: dict[str, Any]) -> Result:
@@ -117,5 +162,4 @@ def result_of(proof: Proof | None, kept: dict[str, Any]) -> Result:
         result.get("why", ""),
         result.get("failed", ""),
         ranks_text(result["launches"]),
-        frozenset(launch["backend"] for launch in result["launches"]),
     )

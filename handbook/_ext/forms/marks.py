@@ -15,7 +15,6 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import ReferenceRole, SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
 
-from ..evidence.labs import all_labs
 from ..markup import has_folds
 
 SCRIPT = "progress.js"
@@ -76,7 +75,9 @@ def _box(name: str) -> nodes.paragraph:
 
 def is_marked(app: Sphinx, docname: str) -> bool:
     """Whether a page is marked as a whole: a chapter or a lab."""
-    return bool(re.fullmatch(app.config.reading_time_documents, docname) or "/plot_" in docname)
+    if "/plot_" in docname:
+        return "waiting" not in app.env.metadata[docname]  # a lab that no edition has run
+    return bool(re.fullmatch(app.config.reading_time_documents, docname))
 
 
 def visit_mark(self: HTML5Translator, node: nodes.Element) -> None:
@@ -97,11 +98,12 @@ def box(name: str, label: str, *classes: str) -> str:
 def visit_progress(self: HTML5Translator, node: nodes.Element) -> None:
     """What there is to tick, for the script to count."""
     env = self.builder.env
-    chapters = sum(is_marked(self.builder.app, name) for name in env.found_docs if not name.startswith("labs/"))
+    marked = [name for name in env.found_docs if is_marked(self.builder.app, name)]
+    labs = sum(name.startswith("labs/") for name in marked)
     exercises = sum(len(facts.get("marks", ())) for facts in env.metadata.values())
     if has_folds(self.builder):
         self.body.append(
-            f'<p class="progress" data-chapters="{chapters}" data-labs="{len(all_labs())}" '
+            f'<p class="progress" data-chapters="{len(marked) - labs}" data-labs="{labs}" '
             f'data-exercises="{exercises}">What you mark as complete at the end of a page shows here.</p>\n'
         )
     raise nodes.SkipNode

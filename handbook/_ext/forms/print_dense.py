@@ -117,9 +117,11 @@ def _claim_list(table: ET.Element) -> ET.Element:
                 # what is said stands in the line itself: in a box of its own, WeasyPrint cuts names where the line ends
                 line.text = cells[0].text
                 line.extend(cells[0])
-                for cell in [cell for cell in cells[1:] if cell.text != "on any backend"]:
-                    line.append(cell)
-                    cell.tag, cell.text = "span", f" {cell.text or ''}"
+                for cell in cells[1:]:
+                    text = (cell.text or "").removeprefix("on any backend").removeprefix("; ")
+                    if text or cell.text != "on any backend":
+                        line.append(cell)
+                        cell.tag, cell.text = "span", f" {text}"
             else:
                 title = ET.SubElement(listed, "p", {"class": "claim-group", "id": body.get("id", "")})
                 title.text = "".join(row.itertext())

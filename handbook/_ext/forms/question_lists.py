@@ -106,7 +106,7 @@ class FillLists(SphinxPostTransform):
 
 def note_labs(app: Sphinx, document: nodes.document) -> None:
     """Remember what a lab has to say."""
-    if app.env.docname.startswith("labs/"):
+    if app.env.docname.startswith("labs/") and "waiting" not in app.env.metadata[app.env.docname]:
         titles = [one for one in document.findall(nodes.title) if one.astext() == ALOUD]
         if titles:
             app.env.metadata[app.env.docname]["aloud"] = "".join(one.parent.pformat() for one in titles)
