@@ -17,7 +17,7 @@ Two small batches measure both, so the largest batch that fits is a division and
 # Each process here gets a limit, ``torch.cuda.set_per_process_memory_fraction``, so that the same step fails on a small card and on a large one.
 # First a ledger: parameters, gradients, Adam's moments, and what a sample adds.
 # Predict the fixed part in copies of the parameters: one for them, one for gradients that are views of DDP's buckets, two for Adam, and half a one during a step, for the bf16 copies of the weights.
-# What is beyond that, are workspaces of cuBLAS, which torch's allocator hands out, too.
+# What is beyond that are the workspaces of cuBLAS, which torch's allocator hands out, too.
 # Then the batch that should just fit, one that is 10 % larger, and one that is much too large, with its message taken apart.
 # Then the repairs, with the batch that was too large: predict which of them runs, and its peak.
 # Accumulation in pieces divides the activations by the number of pieces, and adds one copy: under ``no_sync`` the gradients lie outside of the buckets until the last piece.

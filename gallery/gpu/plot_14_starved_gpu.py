@@ -20,7 +20,7 @@ A trace tells both: the gaps between kernels, and how many thread blocks each ha
 # Pinned memory and more batches ahead change what a batch costs the main process, and cannot replace a worker.
 #
 # Each row has three views of the same loop: idle by the trace, the SMs that had a block at all, and the percent that ``nvidia-smi`` said.
-# Then one thread block that copies for a second and a half: predict its percent, and its share of the SMs.
+# Then one thread block that copies, and nothing else: predict its percent, and its share of the SMs.
 # On several GPUs, rank 0 waits in an all-reduce for ranks that come late: predict that percent, too.
 
 import json
@@ -177,9 +177,8 @@ def worker():
             if len(marks) > 2:  # the host is at most two steps ahead
                 marks.pop(0).synchronize()
 
-        kept = workers * (
-            ahead or 0
-        )  # batches that are ready: they would hide how slowly others come
+        # Batches that are ready: they would hide how slowly the others come.
+        kept = workers * (ahead or 0)
         for _ in range(kept + 1):
             step()
         ms, said = watched(step)
@@ -299,7 +298,8 @@ record("ms", batch=batch_ms, gpu=gpu_ms)
 # What this does not mean
 # -----------------------
 # That 100 % is bad: it says that some kernel ran, and leaves open whether it was a full one, a small one or one that waits for another rank.
-# Nor that an SM with a block is busy: the block may wait for memory. A profiler of kernels tells that, a trace does not.
+# Nor that an SM with a block is busy: the block may wait for memory.
+# A profiler of kernels tells that; a trace does not.
 #
 # Say it aloud
 # ------------

@@ -350,7 +350,7 @@ if COUNT:
     DistributedDataParallel._check_comm_hook = lambda self, hook: None  # no bf16 hook without CUDA
     torch.profiler.profile.__init__ = profile_init
     torch.profiler.profile.export_chrome_trace = export_chrome_trace
-    cuda.memory_snapshot = list
+    cuda.memory_snapshot, cuda.is_current_stream_capturing = list, lambda: False  # an optimizer asks the second
     cuda.mem_get_info = lambda device=None: (2**36 - state.allocated, 2**36)
     cuda.synchronize = cuda.empty_cache = cuda.reset_peak_memory_stats = lambda device=None: None
     cuda.is_bf16_supported = lambda including_emulation=True: True
