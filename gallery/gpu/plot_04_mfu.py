@@ -21,7 +21,8 @@ Only the model's own FLOPs count: work that is repeated or wasted takes time and
 # Then three changes that leave the peak as it is, so that tokens and MFU move together.
 # Order them by what they gain before you look.
 # Fused AdamW reads and writes parameters and moments once, in place of once per operation; expect a gain in the share that the optimizer has of the step.
-# ``torch.compile`` of each block joins what lies between its products, which waits for memory; expect more than from the optimizer.
+# ``torch.compile`` of each block fuses the operators between its products, which are bound by memory; expect more than from the optimizer.
+# Inside of DDP it splits a block at the buckets' borders (:doc:`/labs/internals/plot_15_compile_splits`), also for one rank that would not need it.
 # A CUDA graph saves launches; with kernels as long as these the GPU sets the pace, so expect next to nothing.
 
 import torch
