@@ -176,6 +176,37 @@ def test_on_simulated_gpus_each_rank_has_its_own_or_all_share_under_gloo(count, 
         assert any("share a GPU" in note for note in answer["notes"]) == (not nccl)
 
 
+ASKED = """
+import importlib.util, os, sys
+import torch
+
+torch.cuda.is_available() if sys.argv[1] == "asked" else None
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+print(torch.cuda.is_available(), torch.cuda.device_count(), importlib.util.find_spec("ijson") is None)
+torch.ones(1, device="cuda")
+import ijson
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "hidden", "printed", "error"),
+    [
+        ("not", "", "True 1 False", ""),
+        ("not", "nbclient,ijson", "True 1 True", "ModuleNotFoundError: No module named 'ijson'"),
+        ("asked", "", "False 0 False", "Cannot re-initialize CUDA in forked subprocess"),
+    ],
+)
+def test_the_simulation_refuses_what_a_real_machine_would(asked, hidden, printed, error):
+    """CUDA in a fork of a process that has asked for it, and packages that the machine lacks."""
+    env = {**os.environ, "SIMULATED_GPUS": "1", "HIDE_PACKAGES": hidden, "PYTHONPATH": str(ROOT / "tests/simulated")}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    command = [sys.executable, "-c", ASKED, asked]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (ran.stdout.strip(), ran.returncode) == (printed, 1 if error else 0)
+    assert error in ran.stderr
+
+
 def test_every_lab_and_every_claim_has_a_note():
     """As committed; and what is missing, doubled or gone is named."""
     labs, claims = gpus.catalog()

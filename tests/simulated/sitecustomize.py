@@ -12,6 +12,8 @@ tensor beyond ``set_per_process_memory_fraction``.
 
 With SIMULATED_LOCKSTEP=1 it refuses to tell a time in which a DDP ran one of its first eleven steps: on a GPU the host
 waits in them for DDP's own statistics.
+
+HIDE_PACKAGES=ijson,nbclient hides these packages, with GPUs or without: a machine that lacks them.
 """
 
 import json
@@ -24,12 +26,22 @@ import threading
 import time
 import warnings
 from contextlib import contextmanager, nullcontext
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import SimpleNamespace
 
 COUNT = int(os.environ.get("SIMULATED_GPUS", "0"))
 NCCL = tuple(map(int, os.environ.get("SIMULATED_NCCL", "2.28.9").split(".")))
 NAME = "Simulated GPU"
+if {"ddplab.recording", "tests/device/visit.py"} & {*sys.orig_argv[1:4]}:
+    COUNT = 0  # they start what uses GPUs; without torch they start sooner
+if HIDDEN := set(filter(None, os.environ.get("HIDE_PACKAGES", "").split(","))):
+
+    def find_spec(cls, name, path=None, target=None, real=PathFinder.find_spec):
+        """Find nothing of what is hidden, so that an import fails, and a question for it answers None."""
+        return None if name.partition(".")[0] in HIDDEN else real(name, path, target)
+
+    PathFinder.find_spec = classmethod(find_spec)
 if COUNT:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(COUNT))))
 
@@ -72,6 +84,15 @@ def index(device=None):
     if not 0 <= number < len(visible()):
         raise RuntimeError(f"CUDA error: invalid device ordinal ({number} of {len(visible())}, simulated)")
     return number
+
+
+def count():
+    """How many GPUs there are. To ask initializes the driver, and in a fork behind that there are none.
+
+    (``device_count`` alone does not where NVML answers; here it is taken for a machine where NVML does not.)
+    """
+    state.counted = True
+    return 0 if state.forked else len(visible())
 
 
 def uuid(device=None):
@@ -326,8 +347,10 @@ if COUNT:
                 state.lockstep.append(time.perf_counter())
         return real(self, *inputs, **kwargs)
 
-    cuda.is_available, cuda.is_initialized = lambda: bool(visible()), lambda: state.used and not state.forked
-    cuda.device_count = lambda: len(visible())
+    state.counted = False
+    os.register_at_fork(after_in_child=lambda: setattr(state, "forked", state.forked or state.counted))
+    cuda.is_available, cuda.is_initialized = lambda: count() > 0, lambda: state.used and not state.forked
+    cuda.device_count = count
     cuda.current_device, cuda.set_device = lambda: state.current, set_device
     cuda.get_device_name = lambda device=None: f"{NAME} {visible()[index(device)]}"
     cuda.get_device_properties = lambda device=None: SimpleNamespace(
@@ -345,6 +368,7 @@ if COUNT:
         set_sync_debug_mode,
         set_per_process_memory_fraction,
     )
+    cuda.is_current_stream_capturing = lambda: False  # an optimizer asks; a build with CUDA would ask the driver
     torch.Tensor.pin_memory = lambda self, device=None: self.clone()
     torch.Tensor.record_stream = lambda self, stream: None
     DistributedDataParallel._check_comm_hook = lambda self, hook: None  # no bf16 hook without CUDA
