@@ -57,8 +57,8 @@ UNKNOWN_S, UNKNOWN_TEST_S = 30.0, 3.0  # of a lab, and of a test, that no editio
 GUESS_S = {  # of labs that no edition has: with a larger guess the last seconds of a slice would be left unused
     **dict.fromkeys(("host-runs-ahead", "cuda-trace", "cuda-graphs"), 8.0),
     **dict.fromkeys(("gpu-memory", "cost-of-ddp", "batch-fills-card", "sm-contention", "pinned-memory"), 12.0),
-    **dict.fromkeys(("gpu-precision", "two-nccl-ranks", "out-of-memory", "starved-gpu"), 15.0),
-    **dict.fromkeys(("mfu", "nccl-at-fault", "bus-bandwidth"), 20.0),
+    **dict.fromkeys(("gpu-precision", "two-nccl-ranks"), 15.0),
+    **dict.fromkeys(("mfu", "nccl-at-fault", "bus-bandwidth", "out-of-memory", "starved-gpu"), 20.0),
 }
 
 
