@@ -17,6 +17,9 @@ Think of a printer: you see how fast you send pages, not how fast they are print
 # First, three timers around the same products of matrices: one that stops when the calls return, one that waits for the GPU, and CUDA events.
 # Then a list of calls, each made while the GPU has work for some 20 ms: a call that returns at once only queued something, one that takes as long as the work has waited for it.
 # Read it as a list of what not to put into a training step.
+#
+# Predict which of them wait.
+# With one rank ``dist.all_reduce(x)`` cannot: NCCL launches nothing for a sum over one rank in place (``ncclLaunchOneRank`` in ``src/device/onerank.cu``, NCCL 2.28.9; read, not run), so that line shows a collective only on several GPUs.
 
 import time
 

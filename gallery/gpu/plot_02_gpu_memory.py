@@ -79,6 +79,7 @@ def worker(views):
 
 # %%
 # Two more questions, each in new processes: what holes between tensors cost, and what one more communicator costs.
+# With one rank that communicator has no peer to hold a buffer for, so only several GPUs show the price.
 
 
 def fragmented():

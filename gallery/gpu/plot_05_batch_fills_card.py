@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.gpt import GPT
-from ddplab.labs.gpu import gpu_times_ms, host_time_ms, needs_gpus, worlds
+from ddplab.labs.gpu import DDP_WARM_UP, gpu_times_ms, host_time_ms, needs_gpus, worlds
 from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, log_axis, subplots
 
 MODEL = {"width": 768, "layers": 12, "heads": 12, "tokens": 256, "vocabulary": 8192}
@@ -57,6 +57,8 @@ def trainer():
 
         return step
 
+    for _ in range(DDP_WARM_UP):
+        step_of(1)()
     return step_of
 
 

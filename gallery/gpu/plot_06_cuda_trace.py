@@ -17,6 +17,7 @@ One that starts long after its launch has waited for the GPU; for one that start
 # A profiler trace of a DDP step, read with a few lines of Python.
 # Each launch on the host and its kernel on the GPU have the same *correlation* number; the time between them is how far the host is ahead.
 # A table gives the kernels per stream, how long the GPU was busy, and its gaps; the picture puts the host above the streams.
+# Predict the collectives of one rank: NCCL launches no kernel for it, since a sum over one rank is there already (``ncclLaunchOneRank`` in ``src/device/onerank.cu``, NCCL 2.28.9; read, not run).
 # On several GPUs NCCL's kernels are there, on a stream of their own, and ``ddplab.trace`` says what of them was exposed.
 
 import json
@@ -31,7 +32,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from ddplab import device, launch, record
 from ddplab.labs.gpt import GPT
-from ddplab.labs.gpu import needs_gpus, worlds
+from ddplab.labs.gpu import DDP_WARM_UP, needs_gpus, worlds
 from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, name_rows, subplots
 from ddplab.trace import lateness, read_trace, steps
 
@@ -47,10 +48,10 @@ def worker(folder):
     ddp = DistributedDataParallel(model, device_ids=[here])
     optimizer = torch.optim.AdamW(ddp.parameters())
     text = model.text(BATCH, here)
-    plan = schedule(skip_first=3, wait=0, warmup=1, active=STEPS, repeat=1)
+    plan = schedule(skip_first=DDP_WARM_UP - 1, wait=0, warmup=1, active=STEPS, repeat=1)
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     with profile(schedule=plan, activities=activities) as profiler:
-        for _ in range(4 + STEPS):
+        for _ in range(DDP_WARM_UP + STEPS):
             ddp(text).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -17,6 +17,7 @@ What the host decides, it decides once: shapes, addresses and branches stay thos
 # A step of many small layers, plain and in DDP under NCCL, run as usual and replayed from a CUDA graph: the GPU's time, the host's time, and whether both train to the same weights.
 # The host's time is what a graph saves; where the GPU's time falls as well, the step was waiting for the host.
 # DDP can be captured under conditions that torch documents: eleven steps of warm-up in a side stream, in which DDP is built, too, and no asynchronous error handling of NCCL.
+# With one rank the graph of DDP holds its multiplications and copies, and no kernel of NCCL: it launches none for a sum over one rank (``ncclLaunchOneRank`` in ``src/device/onerank.cu``, NCCL 2.28.9; read, not run).
 # If a capture is refused here, the table says with which error.
 
 import torch
@@ -24,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gpu import gpu_times_ms, host_time_ms, needs_gpus, worlds
+from ddplab.labs.gpu import DDP_WARM_UP, gpu_times_ms, host_time_ms, needs_gpus, worlds
 from ddplab.labs.plotting import ACCENT, FAINT, INK, describe, name_rows, subplots
 from ddplab.runtime.clock import now
 
@@ -50,7 +51,7 @@ def build(wrap):
             (model(x) - x).square().mean().backward()
             optimizer.step()
 
-        for _ in range(11):
+        for _ in range(DDP_WARM_UP):
             step()
     torch.cuda.current_stream().wait_stream(side)
     now()

@@ -16,21 +16,32 @@ The rank that it ends is one that waited: the cause is what another rank did not
 # -----------------
 # ``NCCL_DEBUG`` writes a file per process here, and the lab reads from it the version, the interface and the warnings.
 # One GPU: two ranks on it, a CPU tensor, and a GPU that is not there; for each, how the ranks end and the first answer of ``ddplab diagnose``.
-# On several GPUs one rank stays away from an all-reduce, in two settings: with the watchdog as it is, which ends the process, and with ``TORCH_NCCL_BLOCKING_WAIT``, which raises where the program waits.
-# The watchdog leaves a flight dump per rank, and their comparison names the rank that did not come.
+# With several GPUs, or two ranks that share one (``DDPLAB_SHARE_GPU=1``), the last rank stays away from an all-reduce.
+# It does so in two settings: with the watchdog as it is, which ends the process, and with ``TORCH_NCCL_BLOCKING_WAIT``, which raises where the program waits.
+# What is left is compared with what the chapter says, line by line: who ends, by which signal, whose dumps are there, and what ``ddplab`` reads from them.
+#
+# Predict before: which rank's process ends, the one that waits or the one that stays away? How many dumps are there?
 
 import re
 import tempfile
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ddplab import launch, record
 from ddplab.diagnose import diagnose
 from ddplab.flight import DumpError, compare, read_dumps
-from ddplab.labs.gpu import needs_gpus
 from ddplab.labs.postmortem import postmortem, report
+from ddplab.ranks import ranks_text
+from ddplab.runtime.gpus import cards
+from ddplab.runtime.needs import NotShownHere, needs_nccl_ranks
 
-TIMEOUT_S = 5
-LATE_S = 25
+TIMEOUT_S = 5  # of the process group
+BOUND_S = 40  # of a launch: a rank that still runs then has hung
+NOT_SHARED = {
+    "DDPLAB_SHARE_GPU": "0",
+    "NCCL_MULTI_RANK_GPU_ENABLE": "0",
+}  # NCCL refuses two ranks on a GPU
 
 
 def group(gpu=None):
@@ -40,7 +51,8 @@ def group(gpu=None):
     import torch
     import torch.distributed as dist
 
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if gpu is None else gpu)
+    own = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()  # ranks may share one
+    torch.cuda.set_device(own if gpu is None else gpu)
     dist.init_process_group("nccl", timeout=timedelta(seconds=TIMEOUT_S))
     return torch.ones(4, device="cuda")
 
@@ -74,22 +86,20 @@ def no_such_gpu():
 
 
 def one_stays_away():
-    import time
-
     import torch
     import torch.distributed as dist
 
     ones = group()
     dist.all_reduce(ones)
     torch.cuda.synchronize()
-    if dist.get_rank() == 0:
+    if dist.get_rank() < dist.get_world_size() - 1:
         dist.all_reduce(ones)
         torch.cuda.synchronize()
-    time.sleep(LATE_S)  # the watchdog ends the process before
 
 
 # %%
 # Both names of each variable, the older and the one of newer releases of torch.
+# Between the dump and its end the watchdog waits four times ``TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC``, which is a minute by default; here it is four seconds.
 
 
 def leaving(folder):
@@ -98,6 +108,7 @@ def leaving(folder):
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_FILE": f"{folder}/nccl.%p.log",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000",
         "TORCH_NCCL_TRACE_BUFFER_SIZE": records,
         "TORCH_FR_BUFFER_SIZE": records,
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": dumps,
@@ -105,85 +116,153 @@ def leaving(folder):
     }
 
 
-def case(worker, ranks, folder, **more):
-    """How it ended, the first answer to it, and what NCCL wrote."""
-    env = {**leaving(folder), **more}
-    endings = postmortem(worker, ranks, init=False, timeout_s=60, leave=True, env=env)
+def case(worker, ranks, more):
+    """How each rank ended, the first answer to it, what NCCL wrote, and the dumps."""
+    with tempfile.TemporaryDirectory() as folder:
+        # A rank that stays away lives on until the others have ended, as one that is stuck would.
+        leave, env = worker is not one_stays_away, {**leaving(folder), **more}
+        endings = postmortem(
+            worker, ranks, init=False, timeout_s=BOUND_S, leave=leave, env=env
+        )
+        logs = Path(folder).glob("nccl.*.log")
+        written = "\n".join(path.read_text(errors="replace") for path in logs)
+        try:
+            dumps = read_dumps(folder)
+        except DumpError:
+            dumps = []
     log = [
         f"[rank{e.rank}]: {line}"
         for e in endings
         for line in f"{e.printed}\n{e.error}".splitlines()
     ]
-    written = "\n".join(
-        path.read_text(errors="replace") for path in Path(folder).glob("nccl.*.log")
-    )
-    answers = [answer.id for answer in diagnose([*log, *written.splitlines()])]
-    return endings, (answers or ["none"])[0], written
+    answers = diagnose([*log, *written.splitlines()])
+    return endings, answers[0] if answers else None, written, dumps
 
 
 # %%
 # Run it
 # ------
 
-gpus = needs_gpus()
-cards = launch(lambda: __import__("torch").cuda.get_device_name(), 1, init=False, quiet=True)
-with tempfile.TemporaryDirectory() as folder:
-    endings, _, written = case(healthy, gpus, folder)
-    version = re.search(r"NCCL version (\S+)", written)
-    network = re.search(r"Using network (.+)", written)
-    print(
-        f"{gpus} rank(s) on {cards[0]}: {endings[0].how}; {len(written.splitlines())} lines by NCCL"
-    )
-    print(
-        f"  version {version[1] if version else 'not said'}, network {network[1] if network else 'not said'}"
-    )
+here = cards()
+if not here:
+    raise NotShownHere("needs a GPU")
+try:
+    ranks = needs_nccl_ranks()
+except NotShownHere as lack:
+    ranks, differs = 1, f"not run: {lack}"
+names = launch(lambda: __import__("torch").cuda.get_device_name(), 1, init=False, quiet=True)
+endings, _, written, _ = case(healthy, ranks, {})
+version = re.search(r"NCCL version (\S+)", written)
+network = re.search(r"Using network (.+)", written)
+print(
+    f"{ranks} rank(s) on {min(ranks, len(here))} {names[0]}: {endings[0].how}; "
+    f"{len(written.splitlines())} lines by NCCL"
+)
+print(
+    f"  version {version[1] if version else 'not said'}, network {network[1] if network else 'not said'}"
+)
 
 # %%
+# All faults side by side: most of them only wait.
 
-faults = {"two on one GPU": (two_on_one_gpu, 2), "a CPU tensor": (a_cpu_tensor, 1)}
-faults["no such GPU"] = (no_such_gpu, 1)
-heard = {}
-for name, (worker, ranks) in faults.items():
-    with tempfile.TemporaryDirectory() as folder:
-        endings, answer, written = case(worker, ranks, folder)
-    heard[name] = {ending.how for ending in endings}
+faults = {
+    "two on one GPU": (two_on_one_gpu, 2, NOT_SHARED),
+    "a CPU tensor": (a_cpu_tensor, 1, {}),
+    "no such GPU": (no_such_gpu, 1, {}),
+}
+if ranks > 1:
+    faults["watchdog"] = (one_stays_away, ranks, {})
+    faults["blocking wait"] = (one_stays_away, ranks, {"TORCH_NCCL_BLOCKING_WAIT": "1"})
+with ThreadPoolExecutor(len(faults)) as pool:
+    ran = pool.map(lambda fault: case(*fault), faults.values())
+    left = dict(zip(faults, ran, strict=True))
+for name, (endings, answer, written, dumps) in left.items():
     warned = [line for line in written.splitlines() if " WARN " in line]
-    print(f"{name}: first answer {answer}; {len(warned)} warnings by NCCL\n{report(endings)}")
+    found = ranks_text([dump.rank for dump in dumps]) if dumps else "no rank"
+    print(f"{name}: {len(warned)} warnings by NCCL; dumps of {found}")
+    print(f"  first answer {answer.id if answer else 'none'}")
+    if answer:
+        print(textwrap.indent(textwrap.fill(answer.evidence[0].text[:180], 93), "  "))
+    print(report(endings, timed=False))
 
 # %%
+# The rank that stays away: what the chapter says, and what is seen here.
+# Nothing ends that rank in this lab; a launcher would.
 
-differs = "not run: needs two GPUs"
-if gpus > 1:
-    settings = {"watchdog": {}, "blocking wait": {"TORCH_NCCL_BLOCKING_WAIT": "1"}}
-    for name, more in settings.items():
-        with tempfile.TemporaryDirectory() as folder:
-            endings, answer, _ = case(one_stays_away, gpus, folder, **more)
-            heard[name] = {ending.how for ending in endings}
-            print(f"{name}: first answer {answer}\n{report(endings, said=2)}")
-            if not any(Path(folder).glob("dump_*")):
-                print("  no dump was left")
-                continue
-            try:
-                differs = compare(read_dumps(folder))
-            except DumpError as error:
-                differs = error
-            print(f"  the dumps: {differs}")
+
+def compared(endings, answer, written, dumps):
+    """What the chapter says, what is seen, and whether they agree."""
+    *waiting, absent = endings
+    ran = re.search(r"Timeout\(ms\)=(\d+)\) ran for (\d+) milliseconds", waiting[0].printed)
+    ends = sorted({e.error.partition("\n")[0] or e.how for e in waiting})
+    passed = min(int(e.after_s // TIMEOUT_S) for e in waiting)  # since all ranks were started
+    with_dump, first = [dump.rank for dump in dumps], answer.id if answer else "none"
+    place = compare(dumps) if dumps else None
+    aborts = len(re.findall("Abort COMPLETE", written))
+    return [
+        ("the watchdog logs the collective", "logged" if ran else "not logged", bool(ran)),
+        (
+            "it does so at the timeout",
+            f"after {int(ran[2]) / int(ran[1]):.1f} timeouts" if ran else "not logged",
+            bool(ran) and int(ran[2]) >= int(ran[1]),
+        ),
+        (
+            "all ranks write their flight recorders",
+            ranks_text(with_dump) if dumps else "no rank",
+            with_dump == [e.rank for e in endings],
+        ),
+        ("it ends the process that waits", ", ".join(ends), ends == ["was killed by SIGABRT"]),
+        (
+            "not before the timeout",
+            ("before it", "after one", "after two", "after three or more")[min(passed, 3)],
+            passed > 0,
+        ),
+        ("without aborting the communicator", f"{aborts} aborts in NCCL's log", aborts == 0),
+        (
+            "only a launcher ends the rank that stays away",
+            absent.how,
+            absent.how == "returned",
+        ),
+        (
+            "the dumps name that rank",
+            ranks_text(place.absent) if place and place.absent else "no rank",
+            bool(place) and place.absent == (absent.rank,),
+        ),
+        ("diagnose: nccl-watchdog-timeout", first, first == "nccl-watchdog-timeout"),
+    ]
+
+
+agree = 0
+if "watchdog" in left:
+    lines = compared(*left["watchdog"])
+    agree = sum(same for *_, same in lines)
+    print(f"{'the chapter says':48}{'seen here':31}agrees")
+    for said, seen, same in lines:
+        print(f"{said:48}{seen[:30]:31}{'yes' if same else 'no'}")
+    dumps = left["watchdog"][-1]
+    differs = compare(dumps) if dumps else "nothing: no dump was left"
+print("The dumps say:", differs)
 
 # %%
 # Takeaway
 # --------
 
-raised = [name for name, how in heard.items() if how == {"raised"}]
-others = [name for name, how in heard.items() if how != {"raised"}]
+raised = [
+    name for name, (endings, *_) in left.items() if {e.how for e in endings} == {"raised"}
+]
+others = [name for name in left if name not in raised]
 print("All ranks get an exception:", ", ".join(raised) or "in no case")
 print("Some rank does not:", ", ".join(others) or "in no case")
-print("What the dumps say of the rank that stays away:", differs)
-record(cases=len(heard), all_raised=len(raised))
+print(
+    "Agrees with the chapter:",
+    f"{agree} of {len(lines)} statements" if agree else "no statement",
+)
+record(cases=len(left), all_raised=len(raised), agree=agree)
 
 # %%
 # Change it: predict, then run
 # ----------------------------
-# Let the last rank raise an exception of its own before its second all-reduce, in place of sleeping.
+# Let the last rank raise an exception of its own before its second all-reduce, in place of staying away.
 # Which message does the log of rank 0 end with?
 #
 # What this does not mean

@@ -16,6 +16,8 @@ Bus bandwidth converts an all-reduce into what each link carries, so that it can
 # -----------------
 # For sizes from a few KiB on: the rate of a copy within the GPU, to it and from it, and an all-reduce of two ranks over gloo with CUDA tensors, which passes through the host.
 # The size at which half of the highest rate is reached divides latency from rate.
+# Predict where the copy within the GPU is fastest: two buffers of a few MiB lie in the GPU's L2 cache, which is faster than its memory.
+# So expect a peak that no large size reaches again, and read the memory's own rate from the largest size.
 # On several GPUs: NCCL's all-reduce with its bus bandwidth, a fit of latency and rate, ring and tree, the protocols, with and without P2P, and a step of DDP at four bucket sizes.
 
 import torch
@@ -24,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
 from ddplab.labs.gpt import GPT
-from ddplab.labs.gpu import gpu_times_ms, needs_gpus
+from ddplab.labs.gpu import DDP_WARM_UP, gpu_times_ms, needs_gpus
 from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
 from ddplab.model.fit import fit_link
 from ddplab.model.link import bus_bandwidth
@@ -83,7 +85,7 @@ def bucket_caps(caps):
         cases[cap] = step_of(
             DistributedDataParallel(model, device_ids=[here], bucket_cap_mb=cap)
         )
-    return gpu_times_ms(cases, rounds=9, warm_up=4)
+    return gpu_times_ms(cases, rounds=9, warm_up=DDP_WARM_UP)
 
 
 # %%
@@ -144,8 +146,13 @@ ax.set_title("What moves, and how fast")
 for name, row in rates.items():
     half = next(n for n, rate in zip(SIZES, row, strict=True) if rate >= max(row) / 2)
     print(f"{name:18} at most {max(row):8.1f} GB/s; half of it from {half:,} bytes on")
-slow = max(rates["within the GPU"]) / max(rates["all-reduce, gloo"])
-print(f"Within the GPU bytes move {slow:,.0f} times as fast as through gloo.")
+slow = rates["within the GPU"][-1] / max(rates["all-reduce, gloo"])
+print(f"Within the GPU's memory bytes move {slow:,.0f} times as fast as through gloo.")
+within = zip(SIZES, rates["within the GPU"], strict=True)
+cached = [n for n, rate in within if rate > 1.1 * rates["within the GPU"][-1]]
+print(
+    "Faster than the memory, so from a cache:", ", ".join(f"{n:,}" for n in cached) or "none"
+)
 keys = {
     "within the GPU": "within",
     "to the GPU": "upload",
@@ -153,6 +160,7 @@ keys = {
     "all-reduce, gloo": "gloo",
 }
 record("GB/s", **{keys.get(name, "nccl"): max(row) for name, row in rates.items()})
+record("GB/s", within_memory=rates["within the GPU"][-1])
 
 # %%
 # Change it: predict, then run
@@ -163,6 +171,7 @@ record("GB/s", **{keys.get(name, "nccl"): max(row) for name, row in rates.items(
 # -----------------------
 # That a bus bandwidth is what a job sends: it is the rate that the links of a ring would have needed (nccl-tests, ``doc/PERFORMANCE.md``).
 # Two ranks over gloo share one GPU here where there is only one.
+# Nor that the highest rate within the GPU is that of its memory: see the sizes that the L2 cache holds.
 #
 # Say it aloud
 # ------------

@@ -1,13 +1,19 @@
 """Rehearsed on simulated GPUs: who takes which device and backend; and every lab and claim has its note."""
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import gpus
+from ddplab.recording import machine
+from ddplab.runtime import needs, rank
+from ddplab.runtime.shared_gpu import share_gpu
 from tools import PATIENCE_S, ROOT, free_port
 
 # Run where GPUs are simulated; prints one JSON object. Programs are forked, so that torch is imported once.
@@ -170,6 +176,37 @@ def test_on_simulated_gpus_each_rank_has_its_own_or_all_share_under_gloo(count, 
         assert any("share a GPU" in note for note in answer["notes"]) == (not nccl)
 
 
+ASKED = """
+import importlib.util, os, sys
+import torch
+
+torch.cuda.is_available() if sys.argv[1] == "asked" else None
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+print(torch.cuda.is_available(), torch.cuda.device_count(), importlib.util.find_spec("ijson") is None)
+torch.ones(1, device="cuda")
+import ijson
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "hidden", "printed", "error"),
+    [
+        ("not", "", "True 1 False", ""),
+        ("not", "nbclient,ijson", "True 1 True", "ModuleNotFoundError: No module named 'ijson'"),
+        ("asked", "", "False 0 False", "Cannot re-initialize CUDA in forked subprocess"),
+    ],
+)
+def test_the_simulation_refuses_what_a_real_machine_would(asked, hidden, printed, error):
+    """CUDA in a fork of a process that has asked for it, and packages that the machine lacks."""
+    env = {**os.environ, "SIMULATED_GPUS": "1", "HIDE_PACKAGES": hidden, "PYTHONPATH": str(ROOT / "tests/simulated")}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    command = [sys.executable, "-c", ASKED, asked]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (ran.stdout.strip(), ran.returncode) == (printed, 1 if error else 0)
+    assert error in ran.stderr
+
+
 def test_every_lab_and_every_claim_has_a_note():
     """As committed; and what is missing, doubled or gone is named."""
     labs, claims = gpus.catalog()
@@ -214,3 +251,74 @@ def test_expected_backends_follow_ranks_table_and_choice():
     assert gpus.expected([two, four], 8, one_table=True) == "nccl"
     assert gpus.expected([hidden], 8, one_table=False) == "gloo, CPU"
     assert gpus.expected([], 8, one_table=False) == "no launch"
+
+
+# -- several NCCL ranks on one GPU ------------------------------------------------------------------
+
+NODES = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0"}
+ALLOWED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "gpus", "nccl", "expected"),
+    [
+        ("1", 2, 1, (2, 28, 9), {"NCCL_HOSTID": "ddplab-1", **NODES}),
+        ("1", 4, 1, (2, 29, 7), {"NCCL_HOSTID": "ddplab-1", **NODES}),
+        ("1", 2, 1, (2, 30, 3), ALLOWED),
+        ("1", 4, 2, (2, 31, 0), ALLOWED),
+        ("1", 3, 1, (2, 30, 3), {}),  # about two on a GPU, says NCCL
+        ("1", 2, 2, (2, 28, 9), {}),  # one each
+        ("1", 2, 0, None, {}),
+        ("0", 2, 1, (2, 30, 7), {}),  # not asked, whatever NCCL would allow
+        ("", 2, 1, (2, 28, 9), {}),
+    ],
+)
+def test_ranks_share_a_gpu_under_nccl_where_that_is_asked(asked, ranks, gpus, nccl, expected, monkeypatch):
+    """By what the NCCL that is loaded takes; rank 1 of them."""
+    environment = {"DDPLAB_SHARE_GPU": asked}
+    monkeypatch.setattr(os, "environ", environment)
+    assert share_gpu(1, ranks, gpus, nccl) == next(iter(expected), None)
+    assert environment == {"DDPLAB_SHARE_GPU": asked, **expected}
+
+
+def test_what_the_environment_says_of_nccl_stays(monkeypatch):
+    """A lab that wants to see the refusal sets the switch to 0."""
+    monkeypatch.setattr(os, "environ", {"DDPLAB_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "0"})
+    share_gpu(0, 2, 1, (2, 30, 7))
+    assert os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] == "0"
+
+
+@pytest.mark.parametrize("loaded", [22809, 23007, None])
+def test_the_nccl_that_is_loaded_decides_and_is_noted(loaded, monkeypatch):
+    """torch was compiled with 2.28.9, whatever LD_PRELOAD has put before its own; a torch without a library says so."""
+
+    def library(name, mode):
+        assert (name, mode) == ("libnccl.so.2", os.RTLD_NOLOAD), "one that was not loaded is not asked"
+        if loaded is None:
+            raise OSError("cannot open shared object file")
+        return SimpleNamespace(ncclGetVersion=lambda number: setattr(number._obj, "value", loaded))
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(os, "environ", {"DDPLAB_SHARE_GPU": "1"})
+    job = SimpleNamespace(rank=0, nproc=2, up_to=2)
+    facts = rank._facts(job)
+    found = {22809: ("2.28.9", "NCCL_HOSTID"), 23007: ("2.30.7", "NCCL_MULTI_RANK_GPU_ENABLE")}
+    assert (facts["nccl"], facts["shared"]) == found[loaded or 22809]
+    assert facts["backend"] == "nccl"
+    assert machine._nccl() == {22809: "2.28.9", 23007: "2.30.7"}.get(loaded), "the machine's facts name it, too"
+
+
+@pytest.mark.parametrize(("gpus", "asked", "ranks"), [(0, "1", 0), (1, "0", 0), (1, "1", 2), (2, "0", 2), (9, "0", 8)])
+def test_what_needs_two_nccl_ranks_gets_one_on_each_gpu_or_two_that_share(gpus, asked, ranks, monkeypatch):
+    """Else it says what would do."""
+    monkeypatch.setattr(needs, "cards", lambda: [{}] * gpus)
+    monkeypatch.setenv("DDPLAB_SHARE_GPU", asked)
+    if ranks:
+        assert needs.needs_nccl_ranks() == ranks
+        return
+    with pytest.raises(needs.NotShownHere, match="needs 2 NCCL ranks: 2 GPUs, or one and DDPLAB_SHARE_GPU=1"):
+        needs.needs_nccl_ranks()

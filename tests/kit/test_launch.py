@@ -50,6 +50,19 @@ def test_worker_travels_with_what_it_needs_from_its_module():
     assert launch(lambda: (HERE, os.environ["LOCAL_RANK"]), 2) == [(HERE, "0"), (HERE, "1")]
 
 
+def test_a_traceback_names_the_file_also_with_a_cloudpickle_that_leaves_it_out(monkeypatch):
+    """As 3.1.3 does; it is not the one that is pinned here."""
+    reduce = ranks.cloudpickle.cloudpickle._code_reduce
+
+    def without(code):
+        make, arguments, *more = reduce(code)
+        return make, tuple("<dynamic-code>" if one == __file__ else one for one in arguments), *more
+
+    monkeypatch.setitem(ranks.cloudpickle.Pickler.dispatch_table, type(without.__code__), without)
+    with pytest.raises(LaunchError, match=re.escape(f'File "{__file__}", line')):
+        launch(lambda: {}["missing"], 1, init=False)
+
+
 def test_prints_one_lane_per_rank(capfd):
     def worker():
         print("first")

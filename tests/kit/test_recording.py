@@ -21,7 +21,7 @@ from ddplab.recording import plan
 from ddplab.recording.diff import compare
 from ddplab.recording.edition import Edition
 from ddplab.recording.script import lab_id
-from ddplab.runtime import gpus
+from ddplab.runtime import evidence, gpus
 from tools import PATIENCE_S, ended, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -198,7 +198,8 @@ def test_an_edition_in_three_slices_equals_one_recorded_in_one_go(house):
 
 
 def test_a_lab_or_a_test_that_hangs_or_crashes_has_failed_and_the_others_go_on(house):
-    alarm = "import signal, time; signal.setitimer(signal.ITIMER_REAL, 0.01)"  # the recorder's, which comes early
+    # The recorder's alarm, which comes early; and again, since what is raised in a destructor is lost.
+    alarm = "import signal, time; signal.setitimer(signal.ITIMER_REAL, 0.01, 5)"
     deaf = f"signal.signal(signal.SIGALRM, lambda *_: open({str(house.root / 'deaf')!r}, 'w').close())"
     house.lab("a_hangs", before=f"print('before'); {alarm}; time.sleep(4321)")
     house.lab("a_is_deaf", before=f"import signal; {deaf}; {alarm}; time.sleep(4321)")
@@ -283,6 +284,98 @@ RECORDED = {
 }
 
 
+# -- a part, and limits -----------------------------------------------------------------------------
+
+
+def test_a_part_is_the_labs_and_claims_that_are_named_and_nothing_else_goes(house):
+    """Labs alone, claims alone, then the rest; what is unknown is refused before anything runs."""
+    house.lab("one")
+    house.lab("two")
+    house.claim("sun")
+    house.claim("moon")
+    assert house.record("part", "--labs", "one")[0] == 0
+    assert (house.edition("part").labs().keys(), house.edition("part").results()) == ({"one"}, {})
+    status, said = house.record("part", "--claims", "sun")
+    assert (status, house.edition("part").results().keys()) == (0, {"sun"}), said
+    assert house.edition("part").labs().keys() == {"one"}
+    assert house.record("part")[0] == 0
+    assert house.edition("part").labs().keys() == {"one", "two"}
+    assert len(house.edition("part").results()) == 6
+    for options, words in {
+        ("--claims", "mars"): "there is no claim 'mars'; see the claims page, or tests/claims/",
+        ("--limit", "-1"): "--limit -1: give a positive number of seconds",
+        ("--launch-limit", "0"): "--launch-limit 0: give a positive number of seconds",
+    }.items():
+        status, said = house.record("part", *options)
+        assert (status, said.strip()) == (2, f"python -m ddplab.recording: {words}")
+
+
+def test_claims_of_which_nccl_may_tell_more_are_found_in_the_book(house):
+    """Those for gloo only and those with a word about NCCL; not those whose ranks choose the CPU wherever they run."""
+    book = house.root / "handbook/part"
+    book.mkdir(parents=True)
+    said = {"sun": ("gloo", "run"), "moon": ("any backend", "run; NCCL was not run"), "star": ("any backend", "run")}
+    said["on-cpu"] = ("gloo", "run")
+    for claim, (holds, known) in said.items():
+        on_cpu = "env={'CUDA_VISIBLE_DEVICES': ''}" if claim == "on-cpu" else "env={}"
+        house.claim(claim, code=f"from ddplab import launch; launch(lambda: 1, 1, {on_cpu})")
+        directive = f"```{{claim}} {claim}\n  :holds: {holds}\n  :known: {known}\n  It is.\n  ```\n"
+        (book / f"{claim}.md").write_text(f"- in a list\n  {directive}")
+    assert house.record("before")[0] == 0
+    status, said = house.record("now", "--claims", "nccl")
+    assert status == 0, said
+    assert house.edition("now").results().keys() == {"sun", "moon"}
+
+
+def test_a_limit_ends_a_lab_that_hangs_and_a_launch_that_hangs(house):
+    """Whatever the lab's own bound is; the next lab runs."""
+    hangs = "from ddplab import launch\nimport time\nlaunch(lambda: time.sleep(4321), 1, init=False, timeout_s=1234)"
+    house.lab("a_launch_hangs", code=hangs)
+    house.lab("b_lab_hangs", code="import time; time.sleep(4321)")
+    house.lab("c_passes")
+    status, said = house.record("short", "--limit", "20", "--launch-limit", "0.5")
+    assert status == 1, said
+    labs = house.edition("short").labs()
+    assert "rank 0 of 1 still ran after 0.5 s" in labs["a-launch-hangs"]["failed"]
+    assert labs["b-lab-hangs"]["failed"].endswith("still ran after 20 s")
+    assert "failed" not in labs["c-passes"]
+
+
+def test_a_launch_refuses_a_limit_and_a_switch_that_say_nothing(monkeypatch):
+    monkeypatch.setenv("DDPLAB_LAUNCH_LIMIT_S", "soon")
+    with pytest.raises(ValueError, match="DDPLAB_LAUNCH_LIMIT_S is 'soon'; set it to a positive number of seconds"):
+        launch(int, 1)
+    monkeypatch.setenv("DDPLAB_LAUNCH_LIMIT_S", "900")
+    monkeypatch.setenv("DDPLAB_SHARE_GPU", "yes")
+    with pytest.raises(ValueError, match="DDPLAB_SHARE_GPU is 'yes'; set it to 1, or to 0"):
+        launch(int, 1)
+
+
+def test_what_names_a_clock_is_recorded_without_sharing_a_gpu(house, monkeypatch):
+    """A lab's own code and what it imports count, and the code of a claim, but not its helpers' patience."""
+    monkeypatch.setenv("DDPLAB_SHARE_GPU", "1")
+    asked = "import os; print('asked', os.environ['DDPLAB_SHARE_GPU'])"
+    house.lab("plain", code=asked)
+    house.lab("clock", code=f"import time; time.perf_counter(); {asked}")
+    house.lab("helper", code=f"from ddplab.labs.gpu import repeats; {asked}")
+    house.lab("comment", code=f"# of time.monotonic() it only speaks\n{asked}")
+    share = "assert os.environ['DDPLAB_SHARE_GPU'] =="
+    house.claim("plain", code=f"{share} '1'")
+    house.claim("clock", code=f"time.monotonic(); {share} '0'")
+    status, said = house.record("shared")
+    assert status == 0, said
+    printed = {name: kept["blocks"][-1]["printed"][-1] for name, kept in house.edition("shared").labs().items()}
+    assert printed == {"plain": "asked 1", "clock": "asked 0", "helper": "asked 0", "comment": "asked 1"}
+
+
+def test_cases_of_a_test_count_their_launches_and_collectives_together():
+    """Equal in all else, they are one entry."""
+    kept = []
+    for collectives, ranks in ((3, 2), (4, 2), (1, 3)):
+        evidence.add_launch(kept, {"ranks": ranks, "backend": "gloo", "times": 1, "collectives": collectives})
+    assert [(one["ranks"], one["times"], one["collectives"]) for one in kept] == [(2, 2, 7), (3, 1, 1)]
+
+
 # -- the plan ---------------------------------------------------------------------------------------
 
 LABS = {lab_id(script): script for script in (ROOT / "gallery").glob("*/plot_*.py")}
@@ -303,6 +396,37 @@ def test_what_is_not_in_the_list_comes_after_in_the_order_of_the_book():
     assert list(dict.fromkeys(rest)) == [chapter for chapter in plan.CHAPTERS if chapter in rest]
     in_conf = re.findall(r'"\.\./gallery/(\w+)"', (ROOT / "conf.py").read_text())
     assert list(plan.CHAPTERS) == in_conf
+
+
+def test_what_shows_the_same_on_every_machine_is_recorded_last():
+    """The emulated links, and labs whose ranks chose the CPU in another edition, also one that is in the list."""
+    order = list(plan.in_order(LABS, on_cpu={"launch-and-torchrun", "triage"}))
+    assert set(order[-7:]) == {*plan.EMULATED, "launch-and-torchrun", "triage"}
+    assert set(plan.EMULATED) <= LABS.keys()
+
+
+def test_an_edition_tells_whose_ranks_choose_the_cpu(tmp_path):
+    other = Edition(tmp_path / "other")
+    chosen = {**RECORDED["launches"][0], "chosen": True}
+    for name, launches in {"free": RECORDED["launches"], "hides": [chosen], "none": []}.items():
+        other.write_lab(name, {**RECORDED, "launches": launches}, {})
+    other.write_manifest()
+    assert plan.Times.known(Edition(tmp_path / "new"), {"gpus": ["H200"]}).on_cpu == {"hides"}
+
+
+def test_ranks_that_share_a_gpu_take_turns_at_each_collective(tmp_path, monkeypatch):
+    """The estimate says so where sharing is asked for and there are more ranks than GPUs."""
+    other = Edition(tmp_path / "other")
+    launch = {**RECORDED["launches"][0], "collectives": 100}
+    other.write_lab("pair", {**RECORDED, "launches": [launch]}, {})
+    other.write_lab("one", {**RECORDED, "launches": [{**launch, "ranks": 1}]}, {})
+    other.write_manifest()
+    alone = 10.0 + 3 * plan.CUDA_START_S
+    monkeypatch.setenv("DDPLAB_SHARE_GPU", "1")
+    times = plan.Times.known(Edition(tmp_path / "new"), {"gpus": ["H200"]})
+    assert (times.lab("one"), times.lab("pair")) == (alone, alone + 100 * plan.COLLECTIVE_S)
+    assert times.lab("cuda-trace") == plan.GUESS_S["cuda-trace"] < plan.UNKNOWN_S
+    assert plan.GUESS_S.keys() <= LABS.keys()
 
 
 def test_a_gpu_adds_a_cuda_start_for_each_launch_that_was_recorded_without_one(tmp_path):
@@ -393,6 +517,7 @@ def test_an_nvidia_smi_that_fails_or_hangs_is_no_obstacle(two_gpus, monkeypatch,
 def test_another_clock_processor_or_python_beside_the_same_gpus_is_the_same_machine():
     gpu = {**facts.machine(), "gpus": ["H200"], "driver": "580.1"}
     assert facts.same_machine(gpu, {**gpu, "cpu": "another", "cores": 64, "python": "3.12.1"})
+    assert facts.same_machine({**gpu, "driver": "580.159.03"}, {**gpu, "driver": "580.159.04"}), "a patch of the driver"
     for fact, value in [("gpus", ["H200"] * 2), ("driver", "550"), ("torch", "2.11.0+cu130"), ("nccl", "2.30")]:
         assert not facts.same_machine(gpu, {**gpu, fact: value}), fact
     without = {**facts.machine(), "gpus": []}

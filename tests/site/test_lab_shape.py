@@ -26,7 +26,9 @@ def wrong_with(script: str) -> str:
     paragraphs = docstring.partition("\n\n")[2].split("\n\n")  # without the title
     if "Mental model" not in docstring and not any(re.search(r"\S[.?]\n\S", one) for one in paragraphs[1:-1]):
         return "needs a paragraph of two sentences below its question: the concept, and what to keep in mind"
-    unseen = "needs_gpus" in script  # what to expect is what was seen, and nobody has run the change
+    unseen = re.search(
+        "needs_(gpus|nccl_ranks)", script
+    )  # what to expect is what was seen, and nobody has run the change
     if not re.search(r"\?" if unseen else r"\?.*\nExpect: \S", change, re.S):
         return f"needs a section {CHANGE!r} that asks a question and ends with 'Expect: …'"
     if not re.fullmatch(r'".*[.?!]"', aloud, re.S):

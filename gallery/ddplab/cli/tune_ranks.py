@@ -13,6 +13,7 @@ from ..errors import BadInput
 from ..runtime.environment import adopt_srun_variables
 from ..runtime.group import gpus_differ, join_group, leave_group
 from ..runtime.launcher import LaunchError, launch
+from ..runtime.shared_gpu import ASKED
 
 
 def answer_of_ranks(nproc: int | None, bound_s: float, task: tuple[Any, ...]) -> dict[str, Any] | None:
@@ -33,7 +34,8 @@ def answer_of_ranks(nproc: int | None, bound_s: float, task: tuple[Any, ...]) ->
     if adopt_srun_variables():
         return _on_started_ranks(nproc, bound_s, task)
     try:
-        ranks: list[dict[str, Any]] = launch(_on_new_rank, nproc, *task, timeout_s=bound_s, quiet=True)
+        own = {ASKED: "0"}  # ranks that share a GPU under NCCL take turns: their times would advise nothing
+        ranks: list[dict[str, Any]] = launch(_on_new_rank, nproc, *task, timeout_s=bound_s, env=own, quiet=True)
     except LaunchError as error:
         raise BadInput(_one_line(str(error))) from None
     return ranks[0]

@@ -19,6 +19,11 @@ from ..runtime.needs import NotShownHere
 
 Run = Callable[[], object]
 MOST_RANKS = 8  # of a launch: those of one machine
+# Steps of each new DDP before anything is timed. It takes statistics of iterations 1 to 10, and its next forward waits
+# on the host for the events of each; the second forward waits for the order of the rebuilt buckets, too. So host and
+# GPU run in lockstep until then (`Reducer::should_collect_runtime_stats`, `Logger::set_runtime_stats_and_log`,
+# `Reducer::sync_bucket_indices` in torch/csrc/distributed/c10d; every hundredth iteration is sampled again).
+DDP_WARM_UP = 11
 
 
 def needs_gpus(count: int = 1) -> int:
@@ -83,6 +88,22 @@ def repeats(run: Run, milliseconds: float, most: int = 2000) -> int:
 
 def kernels(run: Run) -> Counter[str]:
     """Count what one call puts on the GPU, by name, copies and fills included; on a CPU, its operators."""
+    events = _profiled(run)
+    # Ranges that the program has named appear on the GPU's side, too, and are no kernels.
+    there = [e.name for e in events if _on_gpu(e) and not getattr(e, "is_user_annotation", False)]
+    return Counter(there or [e.name for e in events])
+
+
+def operators(run: Run) -> Counter[str]:
+    """Count what one call runs on the host, by name: operators, and the ranges that DDP's reducer names."""
+    return Counter(e.name for e in _profiled(run) if not _on_gpu(e))
+
+
+def _on_gpu(event: Any) -> bool:
+    return str(event.device_type) == "DeviceType.CUDA"
+
+
+def _profiled(run: Run) -> list[Any]:
     from torch.profiler import ProfilerActivity, profile
 
     gpu = torch.cuda.is_available()
@@ -91,11 +112,4 @@ def kernels(run: Run) -> Counter[str]:
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] * gpu)]) as profiler:
         run()
         now()
-    events: list[Any] = list(profiler.events() or ())
-    # Ranges that the program has named appear on the GPU's side, too, and are no kernels.
-    there = [
-        e.name
-        for e in events
-        if str(e.device_type) == "DeviceType.CUDA" and not getattr(e, "is_user_annotation", False)
-    ]
-    return Counter(there or [e.name for e in events])
+    return list(profiler.events() or ())

@@ -38,12 +38,15 @@ class Ending:
     where: str = ""  # such as "all_reduce, called by worker at line 31"
     printed: str = ""
 
-    def __str__(self) -> str:  # noqa: D105
+    def told(self, timed: bool = True) -> str:
+        """How it ended, in words; without ``timed`` no seconds stand in them."""
         if self.how == "returned":
             return f"returned {self.value!r}" if self.value is not None else "returned"
         if self.how == "hung":
             return f"hung, in {self.where or 'an unknown place'}"
-        return f"{self.how} after {self.after_s:.1f} s: {self.error}"
+        return f"{self.how} after {self.after_s:.1f} s: {self.error}" if timed else f"{self.how}: {self.error}"
+
+    __str__ = told
 
 
 def postmortem(
@@ -80,7 +83,7 @@ def postmortem(
     )
     endings = []
     for r, printed in zip(run.ranks, run.outputs, strict=True):
-        ending = Ending(r.job.rank, "returned", min(r.ended_s - run.began_s, timeout_s), r.result, printed=printed)
+        ending = Ending(r.job.rank, "returned", min(r.ended_s - run.began_s, run.timeout_s), r.result, printed=printed)
         if r.job.rank in run.stacks:
             ending.how, ending.where = "hung", _where(run.stacks[r.job.rank], first=True)
         elif r.failure is not None and r.failure.error:
@@ -92,14 +95,17 @@ def postmortem(
     return endings
 
 
-def report(endings: list[Ending], said: int = 0) -> str:
+def report(endings: list[Ending], said: int = 0, timed: bool = True) -> str:
     """Return one paragraph a rank, each line behind its rank: how it ended, and why.
 
-    ``said``: how many of the last lines that a rank printed are added for a rank that did not return.
+    Args:
+        endings: of all ranks.
+        said: how many of the last lines that a rank printed are added for a rank that did not return.
+        timed: say after how many seconds; leave it out where ranks take turns on a GPU.
     """
     lines = []
     for ending in endings:
-        text = [str(ending)]
+        text = [ending.told(timed)]
         if said and ending.how != "returned":
             text += [f"  {line}" for line in ending.printed.splitlines()[-said:]]
         wrapped = [part for line in "\n".join(text).splitlines() for part in _wrap(line)]

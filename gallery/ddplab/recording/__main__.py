@@ -73,7 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
             problems = edition.write_manifest(more)
         tests_left = len(tests)
         if tests and not labs_left:
-            claims_failed, tests_left = claims.record(tests, _say)
+            try:
+                claims_failed, tests_left = claims.record(tests, _say)
+            finally:
+                problems = edition.write_manifest(more)
             failed += claims_failed
     except (DamagedError, ValueError) as error:
         print(error, file=sys.stderr)

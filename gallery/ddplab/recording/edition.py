@@ -120,21 +120,22 @@ class Edition:
             path.unlink()
 
     def write_manifest(self, hardware: dict[str, Any] | None = None) -> list[str]:
-        """Sum up what the edition ran on, over all labs; return what does not fit together.
+        """Sum up what the edition ran on, over all labs, or over its claims if it has no lab; return what does not fit.
 
         Args:
             hardware: more about the GPUs of this machine; what the manifest has of it stays if this is None.
         """
         labs = self.labs()
-        if not labs:
+        recorded = labs or self.results()
+        if not recorded:
             return []
         problems = []
-        machines = {name: kept["machine"] for name, kept in labs.items()}
+        machines = {name: kept["machine"] for name, kept in recorded.items()}
         machine = next(iter(machines.values()))
         for name, other in machines.items():
             if differ := differences(machine, other):
                 problems.append(f"{name} ran on another machine: {_differences(machine, other, differ)}")
-        launches = [(name, launch) for name, kept in labs.items() for launch in kept["launches"]]
+        launches = [(name, launch) for name, kept in recorded.items() for launch in kept["launches"]]
         for name, launch in launches:
             if launch["gpus"] != len(machine["gpus"]) and not launch.get("chosen"):
                 there = f"the machine has {len(machine['gpus'])}"
@@ -151,7 +152,7 @@ class Edition:
                 "gpus": sorted({f"{launch['gpus']} × {launch['gpu']}" for launch in seen if launch["gpu"]}),
                 "backends": sorted({launch["backend"] for launch in seen}),
                 "world_sizes": sorted({launch["ranks"] for launch in seen}),
-                "dates": [pick(kept["date"] for kept in labs.values()) for pick in (min, max)],
+                "dates": [pick(kept["date"] for kept in recorded.values()) for pick in (min, max)],
                 "commit": _commit(self.folder),
                 "labs": len(labs),
                 "failed": sorted(name for name, kept in labs.items() if kept.get("failed")),

@@ -17,8 +17,13 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
         "only a GPU can tell",
         (
             *("host-runs-ahead", "gpu-memory", "cost-of-ddp", "mfu", "batch-fills-card", "cuda-trace"),
-            *("sm-contention", "pinned-memory", "cuda-graphs", "gpu-precision", "nccl-at-fault", "bus-bandwidth"),
+            *("sm-contention", "pinned-memory", "cuda-graphs", "gpu-precision", "bus-bandwidth"),
+            *("out-of-memory", "starved-gpu"),
         ),
+    ),
+    (
+        "two NCCL ranks, which may share a card",
+        ("two-nccl-ranks", "nccl-at-fault", "nccl-failures"),
     ),
     (
         "what every reader asks of a machine: its best bucket size",
@@ -38,7 +43,7 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "what a new cluster is asked first, and its own messages",
-        ("hello-ranks", "nccl-failures", "launch-and-torchrun"),
+        ("hello-ranks", "launch-and-torchrun"),
     ),
 )
 # An emulated link and layers that sleep, on CPU tensors: last, since every machine shows the same.
@@ -52,8 +57,8 @@ UNKNOWN_S, UNKNOWN_TEST_S = 30.0, 3.0  # of a lab, and of a test, that no editio
 GUESS_S = {  # of labs that no edition has: with a larger guess the last seconds of a slice would be left unused
     **dict.fromkeys(("host-runs-ahead", "cuda-trace", "cuda-graphs"), 8.0),
     **dict.fromkeys(("gpu-memory", "cost-of-ddp", "batch-fills-card", "sm-contention", "pinned-memory"), 12.0),
-    **dict.fromkeys(("gpu-precision", "two-nccl-ranks", "out-of-memory", "starved-gpu"), 15.0),
-    **dict.fromkeys(("mfu", "nccl-at-fault", "bus-bandwidth"), 20.0),
+    **dict.fromkeys(("gpu-precision", "two-nccl-ranks"), 15.0),
+    **dict.fromkeys(("mfu", "nccl-at-fault", "bus-bandwidth", "out-of-memory", "starved-gpu"), 20.0),
 }
 
 

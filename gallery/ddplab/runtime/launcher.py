@@ -70,7 +70,7 @@ def launch(
         where = "".join(f"\n--- rank {rank} hangs here ---\n{text or unknown}" for rank, text in run.stacks.items())
         hung_ranks = sorted(run.stacks) or [r.job.rank for r in ranks if not r.reported]  # those that ended just now
         names = ", ".join(str(rank) for rank in hung_ranks)
-        message = f"rank {names} of {len(ranks)} still ran after {timeout_s:g} s{where}"
+        message = f"rank {names} of {len(ranks)} still ran after {run.timeout_s:g} s{where}"
         raise LaunchError(message, hung_ranks[0], run.outputs)
     if failures:
         first = min(failures, key=Failure.blame)

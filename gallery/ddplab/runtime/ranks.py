@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import multiprocessing.connection
 import os
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -55,6 +57,7 @@ class Run:
     outputs: list[str]
     stacks: dict[int, str]  # where each rank that still ran was
     began_s: float
+    timeout_s: float  # the bound that held
 
 
 class Rank:
@@ -196,7 +199,7 @@ def run_ranks(
     if facts is not None:  # some rank reported; a launch that failed is evidence too
         chosen = {"chosen": True} if "CUDA_VISIBLE_DEVICES" in (env or {}) else {}  # the devices, by the script
         evidence.note_launch(nproc, {**facts, **chosen})
-    return Run(ranks, failures, outputs, stacks, began_s)
+    return Run(ranks, failures, outputs, stacks, began_s, timeout_s)
 
 
 def _most_s() -> float:
@@ -246,10 +249,27 @@ def _by_value(worker: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     module = sys.modules.get(getattr(worker, "__module__", "") or "")
     by_reference = module is None or module.__name__ == "__main__" or module.__name__.split(".")[0] == "ddplab"
     if by_reference:  # cloudpickle already sends the functions of __main__ by value
-        return bytes(cloudpickle.dumps((worker, args)))
+        return _dumps((worker, args))
     with ONE_AT_A_TIME:
         cloudpickle.register_pickle_by_value(module)
         try:
-            return bytes(cloudpickle.dumps((worker, args)))
+            return _dumps((worker, args))
         finally:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _dumps(value: Any) -> bytes:
+    packed = io.BytesIO()
+    _Pickler(packed).dump(value)
+    return packed.getvalue()
+
+
+def _with_file(code: CodeType) -> Any:
+    make, arguments, *more = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make, tuple(code.co_filename if one == "<dynamic-code>" else one for one in arguments), *more
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Keeps the names of files, which cloudpickle 3.1.3 leaves out: tracebacks and flight records would lack them."""
+
+    dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({CodeType: _with_file})
