@@ -390,7 +390,7 @@ def pack(visit: Visit, name: str) -> None:
         visit.say(f"no archive of {name}: {problem}")
 
 
-# -- what is told at the end ------------------------------------------------------------------------
+# -- at the end -------------------------------------------------------------------------------------
 
 
 def table(edition: Edition) -> Iterator[str]:
