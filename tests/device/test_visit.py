@@ -343,8 +343,9 @@ def test_what_is_too_large_to_come_back_is_named(tmp_path, monkeypatch):
 
 
 def test_every_lab_of_a_slice_is_in_the_gallery():
-    """And each once."""
+    """And each once, with all that need a GPU."""
     labs = [lab for part in visit.SLICES for lab in part.labs]
     assert len(labs) == len(set(labs))
     there = {lab_id(script) for script in (ROOT / "gallery").glob("*/plot_*.py")}
     assert set(labs) <= there
+    assert {lab for _, group in visit.plan.ORDER[:2] for lab in group} <= set(labs)

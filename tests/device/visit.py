@@ -296,9 +296,9 @@ def check(visit: Visit, *, whole: bool) -> str:
         for what, status, code, arguments in (
             ("a package cannot be imported", NO_PACKAGE, PACKAGES, ()),
             ("no CUDA, or no NCCL of one rank", NO_CUDA, CUDA, ()),
-            ("ddplab.launch fails", NO_LAUNCH, LAUNCH, ("45", "1", "2", "1")),
+            ("ddplab.launch fails", NO_LAUNCH, LAUNCH, ("60", "1", "2", "1")),
         ):
-            if why := visit.program(code, *arguments, bound_s=60, DDPLAB_SHARE_GPU="0"):
+            if why := visit.program(code, *arguments, bound_s=90, DDPLAB_SHARE_GPU="0"):
                 raise Stop(f"{what}: {why}", status)
     visit.say("the checks are over")
     return edition_name(there[0]["name"])
@@ -312,7 +312,7 @@ def edition_name(gpu: str) -> str:
 
 def can_share(visit: Visit, **env: str) -> bool:
     """Whether two NCCL ranks can share the GPU, seen by doing it."""
-    why = visit.program(LAUNCH, "30", "2", bound_s=45, DDPLAB_SHARE_GPU="1", NCCL_DEBUG="WARN", **env)
+    why = visit.program(LAUNCH, "40", "2", bound_s=60, DDPLAB_SHARE_GPU="1", NCCL_DEBUG="WARN", **env)
     visit.say(f"two NCCL ranks cannot share this GPU: {why}" if why else "two NCCL ranks share this GPU")
     return not why
 
@@ -390,7 +390,7 @@ def pack(visit: Visit, name: str) -> None:
         visit.say(f"no archive of {name}: {problem}")
 
 
-# -- what is told at the end ------------------------------------------------------------------------
+# -- at the end -------------------------------------------------------------------------------------
 
 
 def table(edition: Edition) -> Iterator[str]:
