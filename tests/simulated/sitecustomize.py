@@ -368,7 +368,6 @@ if COUNT:
         set_sync_debug_mode,
         set_per_process_memory_fraction,
     )
-    cuda.is_current_stream_capturing = lambda: False  # an optimizer asks; a build with CUDA would ask the driver
     torch.Tensor.pin_memory = lambda self, device=None: self.clone()
     torch.Tensor.record_stream = lambda self, stream: None
     DistributedDataParallel._check_comm_hook = lambda self, hook: None  # no bf16 hook without CUDA
