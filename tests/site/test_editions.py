@@ -345,6 +345,7 @@ def test_a_lab_that_no_edition_has_run_stands_on_one_page_and_leaves_it_by_itsel
     assert "Lab: Lab one." in chapter.get_text()
     assert [card.get_text() for card in chapter.select(".lab-card-title")] == ["Lab one", "Lab three"]
     assert [lab.get_text() for lab in built.page("labs/short/index").select("dt a")] == ["Lab one", "Lab three"]
+    assert "plot_two" not in str(built.page("labs/short/plot_three")), "nor is it what comes next"
     note = built.page("labs/short/plot_two").select_one(".admonition")
     assert "Waiting for a GPU. This lab needs a GPU; no edition has run it yet." in note.get_text()
     assert note.a["href"] == "../../reference/waiting.html"
