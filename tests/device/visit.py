@@ -51,6 +51,7 @@ import lzma
 import math
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -575,6 +576,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     for number in SIGNALS:
         signal.signal(number, stopped)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # faults that are wanted end ranks by SIGABRT
     return everything(Visit(Path(options.out), options.limit), options)
 
 

@@ -87,6 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"the edition is inconsistent: {problem}", file=sys.stderr)
     if labs_left or tests_left:
         left = f"{_count(labs_left, 'lab')} and {_count(tests_left, 'test')} of claims left"
+        if options.budget == float("inf"):
+            print(f"{left}: what stands above says why", file=sys.stderr)
+            return 1
         print(f"the budget is used up; {left}: run the same command again", file=sys.stderr)
         for name in todo:
             if times.lab(name) > options.budget - margin_s:
