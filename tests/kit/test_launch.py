@@ -63,6 +63,25 @@ def test_a_traceback_names_the_file_also_with_a_cloudpickle_that_leaves_it_out(m
         launch(lambda: {}["missing"], 1, init=False)
 
 
+def test_what_a_worker_leaves_is_not_collected_at_its_end():
+    """The destructor of a process group can wait for a peer that has gone: the rank would hang once it is done."""
+
+    class Group:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            os._exit(9)
+
+    def worker():
+        gc.collect()
+        Group()
+        gc.set_threshold(1)
+        return "done"
+
+    assert launch(worker, 1) == ["done"]
+
+
 def test_prints_one_lane_per_rank(capfd):
     def worker():
         print("first")

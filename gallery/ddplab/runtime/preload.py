@@ -8,6 +8,7 @@ import torch._dynamo
 import torch.distributed
 import torch.nn.parallel  # noqa: F401  (its import is what is wanted)
 
+from . import torch_private  # noqa: F401  (at the end of a rank it would be compiled)
 from .rank import die_with_parent
 
 die_with_parent()  # the fork server must not outlive the script, whatever kills that

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import datetime
 import faulthandler
+import gc
 import os
 import signal
 import socket
@@ -82,6 +83,7 @@ def run_rank(job: Job, outbox: Connection, listener: socket.socket | None) -> No
         try:
             value = worker(*args)
         finally:
+            gc.disable()  # what a collection destroys, such as a group whose peer has gone, may wait for ever
             _correct(facts)
         report = (True, facts, value)
         if dist.is_initialized() and job.at_end == "meet":
