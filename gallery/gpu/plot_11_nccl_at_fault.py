@@ -36,12 +36,17 @@ from ddplab.ranks import ranks_text
 from ddplab.runtime.gpus import cards
 from ddplab.runtime.needs import NotShownHere, needs_nccl_ranks
 
-TIMEOUT_S = 5  # of the process group
+TIMEOUT_S = 10  # of the process group, which ranks must also form in that time
 BOUND_S = 40  # of a launch: a rank that still runs then has hung
 NOT_SHARED = {
     "DDPLAB_SHARE_GPU": "0",
     "NCCL_MULTI_RANK_GPU_ENABLE": "0",
 }  # NCCL refuses two ranks on a GPU
+
+
+def untimed(text):
+    """The beginning of a line of a log, without how long the watchdog had waited: ranks may share a card."""
+    return re.sub(r"ran for \d+ milliseconds", "ran for … milliseconds", text)[:180]
 
 
 def group(gpu=None):
@@ -163,26 +168,29 @@ print(
 )
 
 # %%
-# All faults side by side: most of them only wait.
+# The rank that stays away has the card for itself in both settings: its clock runs while the group forms.
 
 faults = {
     "two on one GPU": (two_on_one_gpu, 2, NOT_SHARED),
     "a CPU tensor": (a_cpu_tensor, 1, {}),
     "no such GPU": (no_such_gpu, 1, {}),
 }
-if ranks > 1:
-    faults["watchdog"] = (one_stays_away, ranks, {})
-    faults["blocking wait"] = (one_stays_away, ranks, {"TORCH_NCCL_BLOCKING_WAIT": "1"})
-with ThreadPoolExecutor(len(faults)) as pool:
-    ran = pool.map(lambda fault: case(*fault), faults.values())
-    left = dict(zip(faults, ran, strict=True))
+apart = {
+    "watchdog": (one_stays_away, ranks, {}),
+    "blocking wait": (one_stays_away, ranks, {"TORCH_NCCL_BLOCKING_WAIT": "1"}),
+}
+left = {}
+for together in (faults, apart if ranks > 1 else {}):
+    with ThreadPoolExecutor(3) as pool:
+        ran = pool.map(lambda fault: case(*fault), together.values())
+        left |= dict(zip(together, ran, strict=True))
 for name, (endings, answer, written, dumps) in left.items():
     warned = [line for line in written.splitlines() if " WARN " in line]
     found = ranks_text([dump.rank for dump in dumps]) if dumps else "no rank"
     print(f"{name}: {len(warned)} warnings by NCCL; dumps of {found}")
     print(f"  first answer {answer.id if answer else 'none'}")
     if answer:
-        print(textwrap.indent(textwrap.fill(answer.evidence[0].text[:180], 93), "  "))
+        print(textwrap.indent(textwrap.fill(untimed(answer.evidence[0].text), 93), "  "))
     print(report(endings, timed=False))
 
 # %%
@@ -195,7 +203,6 @@ def compared(endings, answer, written, dumps):
     *waiting, absent = endings
     ran = re.search(r"Timeout\(ms\)=(\d+)\) ran for (\d+) milliseconds", waiting[0].printed)
     ends = sorted({e.error.partition("\n")[0] or e.how for e in waiting})
-    passed = min(int(e.after_s // TIMEOUT_S) for e in waiting)  # since all ranks were started
     with_dump, first = [dump.rank for dump in dumps], answer.id if answer else "none"
     place = compare(dumps) if dumps else None
     aborts = len(re.findall("Abort COMPLETE", written))
@@ -212,11 +219,6 @@ def compared(endings, answer, written, dumps):
             with_dump == [e.rank for e in endings],
         ),
         ("it ends the process that waits", ", ".join(ends), ends == ["was killed by SIGABRT"]),
-        (
-            "not before the timeout",
-            ("before it", "after one", "after two", "after three or more")[min(passed, 3)],
-            passed > 0,
-        ),
         ("without aborting the communicator", f"{aborts} aborts in NCCL's log", aborts == 0),
         (
             "only a launcher ends the rank that stays away",
@@ -255,7 +257,7 @@ print("All ranks get an exception:", ", ".join(raised) or "in no case")
 print("Some rank does not:", ", ".join(others) or "in no case")
 print(
     "Agrees with the chapter:",
-    f"{agree} of {len(lines)} statements" if agree else "no statement",
+    f"{agree} of {len(lines)} statements" if "watchdog" in left else "not compared",
 )
 record(cases=len(left), all_raised=len(raised), agree=agree)
 

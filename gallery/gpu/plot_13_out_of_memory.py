@@ -6,7 +6,7 @@ What does torch's message say when memory runs out, which batch would have fitte
 It serves :ref:`gpu-memory`.
 
 A step needs a fixed part, whatever the batch, and a part per sample: the activations that the backward will read.
-Two small batches measure both, so the largest batch that fits is a division and no search.
+Two small batches measure both, so the largest batch that fits is a division, to within what the allocator rounds up.
 
 :Level: core, 15 minutes
 """
@@ -204,11 +204,14 @@ for name, (_, meaning) in PARTS.items():
         "",
         meaning,
     )
-kept, asked = (said.get(name, 0) for name in ("kept in pieces", "asked for"))
-if kept >= asked > 0:
-    print("What is kept in pieces would have been enough: fragmentation.")
-elif message:
-    print("What is kept in pieces would not have been enough: the step needs too much.")
+needed = cases["much too large"][2]
+if message:
+    print(
+        f"The step needs {needed:.0f} MiB and {LIMIT_MIB} are allowed: no setting of the allocator would help."
+    )
+just = seen["should just fit"]
+if just[3] and not seen["the same, expandable"][3]:
+    print("The batch that should just fit needs segments that grow: that is fragmentation.")
 
 # %%
 
@@ -230,7 +233,8 @@ ran = [name for name, (*_, message) in seen.items() if not message]
 print("It ran:", ", ".join(ran) or "nothing")
 print(
     f"Fixed {fixed:.0f} MiB and {per_sample:.1f} MiB per sample: "
-    f"a batch of {fits} takes {fixed + fits * per_sample:.0f} of {LIMIT_MIB} MiB."
+    f"a batch of {fits} should take {fixed + fits * per_sample:.0f} of {LIMIT_MIB} MiB, "
+    f"and {'ran out of them' if just[3] else 'ran'}."
 )
 record(ledger=between / (4 * parameters), fits=fits, ran=len(ran), of=len(seen))
 record("MiB", fixed=fixed, per_sample=per_sample)
@@ -251,5 +255,5 @@ record("MiB", **{name.replace(" ", "_"): held for name, held in said.items()})
 # Say it aloud
 # ------------
 # "The message names the tensor that failed; what fills the memory stands behind it: in tensors, and reserved in pieces.
-# If the pieces would have been enough, it is fragmentation; else the step needs too much, and I accumulate or recompute.
+# If the step needs more than the card has, no setting of the allocator helps, and I accumulate or recompute; if it fits with segments that grow, it was fragmentation.
 # Two small batches give the fixed part and the part per sample, so I calculate the batch that fits; accumulation pays with launches, recomputation with a second forward."

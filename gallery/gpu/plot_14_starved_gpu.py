@@ -49,7 +49,8 @@ from ddplab.runtime.clock import now
 IMAGE, BATCH = 256, 16
 SIZE = 2048
 SLOWER = 6  # one process needs so many times as long for a batch as the GPU
-SECONDS, STEPS = 1.5, 8
+SECONDS, STEPS = 3.0, 24
+AVERAGED_S = 1.2  # nvidia-smi looks back for up to a second
 # Workers, pinned memory, batches ahead of each worker.
 CASES = ((0, False, None), (2, False, 2), (8, False, 2), (8, True, 2), (8, True, 4))
 
@@ -84,7 +85,7 @@ def loader(workers, pinned, ahead):
 
 # %%
 # ``nvidia-smi`` is asked again and again by a thread while the loop runs.
-# It averages over up to a second, so only the second half of its answers counts.
+# It averages over up to a second, so an answer counts that was asked for later than that; the last one, if none was.
 
 
 def percent():
@@ -99,23 +100,25 @@ def percent():
 
 def watched(step, steps=None):
     """Repeat a step, so often or for SECONDS; return its milliseconds, and the percent meanwhile."""
-    over, said = threading.Event(), []
+    over, said, late = threading.Event(), [math.nan], []
+    began = now()
 
     def watch():
         while not over.is_set():
-            said.append(percent())
+            kept = late if time.perf_counter() - began > AVERAGED_S else said
+            kept.append(percent())
             over.wait(0.1)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    began, count = now(), 0
+    count = 0
     while count < steps if steps else time.perf_counter() < began + SECONDS:
         step()
         count += 1
     ms = 1e3 * (now() - began) / count
     over.set()
     watcher.join()
-    return ms, statistics.median(said[len(said) // 2 :])
+    return ms, statistics.median(late or said[-1:])
 
 
 def traced(step, before):
@@ -279,9 +282,7 @@ ax.set_title("Who waits, and who says so")
 fed = [name for name, (_, idle, _, _) in rows.items() if idle < 0.1]
 print("Idle less than a tenth of the time:", ", ".join(fed) or "in no case")
 first, *_, last = rows
-print(
-    f"From {first} to {last} a step takes 1/{rows[first][0] / rows[last][0]:.1f} of its time."
-)
+print(f"From {first} to {last} a step is {rows[first][0] / rows[last][0]:.1f} times as fast.")
 if not isinstance(alone, str):
     print(
         f"One block: nvidia-smi says {alone[3]:.0f} %, and {alone[2]:.1%} of the SMs have work."

@@ -14,7 +14,7 @@ The host asks for it in the middle of the backward, so kernels of the backward l
 # %%
 # What it will show
 # -----------------
-# Two ranks with NCCL train a model of seven layers, and a profiler records one step of each, after eleven others.
+# Two ranks with NCCL train a model of seven layers, and a profiler records one step of each, after twelve others.
 # The buckets are predicted from the sizes of the layers; the trace tells of each NCCL kernel its bytes, its stream, and how many kernels of the backward were launched before and after it.
 # Then it checks, in the order of events, what the chapter says of the two streams.
 # The gradients are compared with those of a plain model that gets the batches of all ranks.
@@ -146,7 +146,9 @@ def read(path):
                     "start": e["ts"],
                     "end": e["ts"] + e["dur"],
                     "stream": said["stream"],
-                    "bytes": 4 * said.get("In msg nelems", 0) * (said.get("dtype") == "Float"),
+                    "bytes": 4
+                    * said.get("In msg nelems", 0)
+                    * (said.get("dtype") == "Float"),  # 0: not said
                 }
             )
     spans = [e for e in events if (e["name"], e.get("cat")) == ("backward", "user_annotation")]

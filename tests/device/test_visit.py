@@ -325,7 +325,7 @@ IN_A_RANK = "E   LaunchError: rank 0 failed first:\nE   Traceback\nE   mine.MyEr
 def test_the_table_gives_each_failure_the_line_that_says_most(kept, how, monkeypatch):
     """The last error that is named, else what the recorder or pytest says in short."""
     monkeypatch.setattr(Edition, "labs", lambda _: {"one": {"seconds": 1.0, "launches": [], **kept}})
-    first, *_ = visit.table(Edition(Path("nowhere")))
+    _, first, *_ = visit.table(Edition(Path("nowhere")))
     assert first.split("no launch")[1].strip() == how
 
 

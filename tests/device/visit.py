@@ -6,10 +6,10 @@
     DDPLAB_COMMIT=… python3 tests/device/visit.py again --labs cuda-graphs mfu        only these, recorded afresh
     DDPLAB_COMMIT=… python3 tests/device/visit.py again --nccl  first the ranks that share a GPU, under another NCCL
 
-It needs Python, torch with CUDA, numpy, cloudpickle, matplotlib, pytest and psutil; no network, no git, no make. Give
-the first call about half of the time, and read its table before the next. Give ``--limit`` (seconds) some 20 s less
-than the time after which the machine ends a command, and take the results from ``--out``, by default $OUT:
-``record.log``, and one archive per edition.
+It needs Python, torch with CUDA, numpy, cloudpickle, matplotlib, pytest and psutil; no network, no git, no make. Of
+15 minutes give the first call 400 s, and read its table before the next, which gets what is left. Give ``--limit``
+(seconds) some 20 s less than the time after which the machine ends a command, and take the results from ``--out``, by
+default $OUT: ``record.log``, and one archive per edition.
 
 How a visit goes. The checks come first. Each stops the visit with one line and an exit status of its own, so that the
 machine can go back at once: 10 no GPU, 11 a package is missing, 12 no CUDA or no NCCL, 13 ``ddplab.launch`` fails.
@@ -59,7 +59,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -397,6 +397,7 @@ def pack(visit: Visit, name: str) -> None:
 def table(edition: Edition) -> Iterator[str]:
     """A line for each lab and claim: seconds, launches, and how it went; then the ends of what failed."""
     kept = {**edition.labs(), **edition.results()}
+    yield f"{'lab or claim':36} {'seconds':>8}  {'launches: ranks, backend, device (how shared)':40}  result"
     for name, one in kept.items():
         launches = ", ".join(sorted({_launch(launch) for launch in one["launches"]})) or "no launch"
         yield f"{name:36} {one['seconds']:6.1f} s  {launches:40}  {_how(one)}"
@@ -432,7 +433,7 @@ def what_comes_back(out: Path) -> Iterator[str]:
     for path in files:
         mib = path.stat().st_size / 2**20
         name = path.relative_to(out)
-        yield f"{mib:8.2f} MiB  {name}"
+        yield f"{1024 * mib:8.0f} KiB  {name}"
         if mib > MOST_MIB:
             yield f"WARNING: {name} does not come back: more than {MOST_MIB} MiB"
         if len(name.parts) - 1 > MOST_DEEP:
@@ -452,9 +453,9 @@ def chosen(options: argparse.Namespace) -> tuple[Slice, ...]:
     rest = tuple(lab for lab in labs if lab not in SHARED.labs)
     shared = tuple(lab for lab in labs if lab in SHARED.labs)
     parts = (
-        Slice("by hand", options.limit, rest),
-        Slice("by hand, two NCCL ranks on one GPU", options.limit, shared, shared=True),
-        Slice("by hand, claims", options.limit, claims=tuple(claims), shared=True),
+        Slice("asked for", options.limit, rest),
+        Slice("asked for, two NCCL ranks on one GPU", options.limit, shared, shared=True),
+        Slice("asked for, claims", options.limit, claims=tuple(claims), shared=True),
     )
     return tuple(part for part in parts if part.labs or part.claims)
 
@@ -484,6 +485,16 @@ def claims_s(edition: Edition, here: dict[str, Any], asked: tuple[str, ...]) -> 
     only = about_nccl(ROOT) if asked == ("nccl",) else asked
     claims = Claims(ROOT, edition, times, 8, math.inf, math.inf, only=only)
     return claims.seconds([test for test in claims.left() if test.id not in times.on_cpu])
+
+
+def unknown_claims(asked: Sequence[str]) -> list[str]:
+    """Those that no test proves; nothing if a package is missing that `check` will name."""
+    if asked in ((), ["nccl"]) or importlib.util.find_spec("cloudpickle") is None:
+        return []
+    from ddplab.recording.claims import tests_of
+
+    known = {claim for test in tests_of(ROOT) for claim in test.claims}
+    return [claim for claim in asked if claim not in known]
 
 
 def stay(visit: Visit) -> None:
@@ -548,14 +559,16 @@ def tell_the_end(visit: Visit, names: Iterable[str]) -> bool:
         failed |= any("  FAILED " in line for line in lines)
         visit.tell("\n".join(["", f"{name}:", *lines]))
     visit.tell("\n".join(["", f"{visit.out}:", *what_comes_back(visit.out)]))
-    visit.say("done")
+    archives = " and ".join(f"{name}.zip" for name in names) or "nothing"
+    visit.say(f"done; take {visit.out} home: `ddplab edition unpack` reads {archives}; `visit.py again` goes on here")
     return failed
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, and visit."""
-    first = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="visit.py", description=first, epilog="How a visit goes: see the docstring.")
+    parser = argparse.ArgumentParser(
+        prog="visit.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("call", nargs="?", choices=("first", "again"), default="first", help="first: with all checks")
     parser.add_argument("--plan", action="store_true", help="print the slices and their estimates; run nothing")
     parser.add_argument("--limit", type=float, default=400, metavar="S", help="end within S seconds (400)")
@@ -568,6 +581,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if unknown := [lab for lab in options.labs or () if lab not in scripts()]:
         parser.exit(2, f"visit.py: there is no lab {', '.join(map(repr, unknown))}; see gallery/\n")
+    if unknown := unknown_claims(options.claims or ()):
+        parser.exit(2, f"visit.py: there is no claim {', '.join(map(repr, unknown))}; see tests/claims/\n")
+    for name in ("limit", "lab_limit", "launch_limit"):
+        if not getattr(options, name) > 0:
+            parser.exit(2, f"visit.py: --{name.replace('_', '-')}: give a positive number of seconds\n")
     if options.plan:
         print("\n".join(planned(options)))
         return 0

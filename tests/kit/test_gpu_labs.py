@@ -169,6 +169,7 @@ def test_labs_for_two_nccl_ranks_run_on_one_gpu_that_both_share(nccl, way, tmp_p
     assert values["nccl-failures"]["ran"] == values["nccl-failures"]["cases"]
     assert values["nccl-at-fault"]["cases"]["value"] == 5
     assert values["two-nccl-ranks"]["matches"] == values["two-nccl-ranks"]["compared"]
+    assert values["two-nccl-ranks"]["statements"]["value"] == 3, "all but B: no simulated stream waits for a sum"
     said = {
         lab: "\n".join(line for block in told[PAIR[lab].name]["blocks"] for line in block.get("printed", ()))
         for lab in PAIR

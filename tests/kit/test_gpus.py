@@ -309,6 +309,8 @@ def test_the_nccl_that_is_loaded_decides_and_is_noted(loaded, monkeypatch):
     found = {22809: ("2.28.9", "NCCL_HOSTID"), 23007: ("2.30.7", "NCCL_MULTI_RANK_GPU_ENABLE")}
     assert (facts["nccl"], facts["shared"]) == found[loaded or 22809]
     assert facts["backend"] == "nccl"
+    assert machine._nccl() is None, "no wheel, and whether torch was imported makes no difference"
+    os.environ["LD_PRELOAD"] = "/tmp/libnccl.so.2"
     assert machine._nccl() == {22809: "2.28.9", 23007: "2.30.7"}.get(loaded), "the machine's facts name it, too"
 
 

@@ -303,6 +303,7 @@ def test_a_part_is_the_labs_and_claims_that_are_named_and_nothing_else_goes(hous
     assert len(house.edition("part").results()) == 6
     for options, words in {
         ("--claims", "mars"): "there is no claim 'mars'; see the claims page, or tests/claims/",
+        ("--claims", "sun", "--no-claims"): "--claims and --no-claims: give one of them",
         ("--limit", "-1"): "--limit -1: give a positive number of seconds",
         ("--launch-limit", "0"): "--launch-limit 0: give a positive number of seconds",
     }.items():
@@ -321,10 +322,27 @@ def test_claims_of_which_nccl_may_tell_more_are_found_in_the_book(house):
         house.claim(claim, code=f"from ddplab import launch; launch(lambda: 1, 1, {on_cpu})")
         directive = f"```{{claim}} {claim}\n  :holds: {holds}\n  :known: {known}\n  It is.\n  ```\n"
         (book / f"{claim}.md").write_text(f"- in a list\n  {directive}")
-    assert house.record("before")[0] == 0
+    house.claim("sun", code="assert False, 'before it launched anything'")
+    assert house.record("before")[0] == 1
+    house.claim("sun", code="from ddplab import launch; launch(lambda: 1, 1)")
     status, said = house.record("now", "--claims", "nccl")
     assert status == 0, said
     assert house.edition("now").results().keys() == {"sun", "moon"}
+
+
+def test_labs_are_recorded_beside_tests_that_are_broken_and_the_budget_is_not_blamed(house):
+    """A test that is not Python stops no lab; a conftest that fails is why nothing ran, not the time."""
+    house.lab("one")
+    house.claim("sun")
+    (house.root / "tests/claims/test_broken.py").write_text("def broken(:")
+    status, said = house.record("labs", "--labs", "one")
+    assert status == 0, said
+    (house.root / "tests/claims/test_broken.py").unlink()
+    (house.root / "tests/claims/conftest.py").write_text("raise RuntimeError('no conftest')")
+    status, said = house.record("labs", "--claims", "sun", "--budget", "900")
+    assert (status, "no conftest" in said) == (1, True), said
+    assert "1 test of claims left: what stands above says why" in said
+    assert "the budget is used up" not in said
 
 
 def test_a_limit_ends_a_lab_that_hangs_and_a_launch_that_hangs(house):
@@ -359,13 +377,16 @@ def test_what_names_a_clock_is_recorded_without_sharing_a_gpu(house, monkeypatch
     house.lab("clock", code=f"import time; time.perf_counter(); {asked}")
     house.lab("helper", code=f"from ddplab.labs.gpu import repeats; {asked}")
     house.lab("comment", code=f"# of time.monotonic() it only speaks\n{asked}")
+    house.lab("endings", code=f"report = lambda *_, **__: None\nreport([])\n{asked}")
+    house.lab("untimed", code=f"report = lambda *_, **__: None\nreport([], timed=False)\n{asked}")
     share = "assert os.environ['DDPLAB_SHARE_GPU'] =="
     house.claim("plain", code=f"{share} '1'")
     house.claim("clock", code=f"time.monotonic(); {share} '0'")
     status, said = house.record("shared")
     assert status == 0, said
     printed = {name: kept["blocks"][-1]["printed"][-1] for name, kept in house.edition("shared").labs().items()}
-    assert printed == {"plain": "asked 1", "clock": "asked 0", "helper": "asked 0", "comment": "asked 1"}
+    shares = {name for name, said in printed.items() if said == "asked 1"}
+    assert shares == {"plain", "comment", "untimed"}, printed
 
 
 def test_cases_of_a_test_count_their_launches_and_collectives_together():

@@ -243,6 +243,8 @@ def test_spans():
         (gzip.compress(b'{"traceEvents": [' + b" " * 4000, mtime=0)[:-12], "ends in the middle"),
         (b'{"version": 1}', "it has no list 'traceEvents'"),
         (b"[1, 2, 3]", "holds no collective"),
+        (b'{"distributedInfo": [1], "deviceProperties": {"name": "x"}, "traceEvents": []}', "holds no collective"),
+        (b'{"deviceProperties": ["x"], "traceEvents": []}', "holds no collective"),
         (b'{"traceEvents": [{"ph": "X", "name": "a", "cat": "kernel", "ts": "now", "dur": 1}]}', "holds no collective"),
         (b'{"traceEvents": [{"ph": "X", "name": "a", "cat": "cpu_op", "ts": 1, "dur": 1}]}', "holds no collective"),
     ],

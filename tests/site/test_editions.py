@@ -347,7 +347,7 @@ def test_a_lab_that_no_edition_has_run_stands_on_one_page_and_leaves_it_by_itsel
     assert [lab.get_text() for lab in built.page("labs/short/index").select("dt a")] == ["Lab one", "Lab three"]
     assert "plot_two" not in str(built.page("labs/short/plot_three")), "nor is it what comes next"
     note = built.page("labs/short/plot_two").select_one(".admonition")
-    assert "Waiting for a GPU. This lab needs a GPU; no edition has run it yet." in note.get_text()
+    assert "Waiting for a GPU. This lab needs a GPU; no edition shows it yet." in note.get_text()
     assert note.a["href"] == "../../reference/waiting.html"
 
     ran = {"values": {"value": {"value": 8, "unit": "ms"}}, "blocks": [{"code": "", "printed": ["two printed"]}]}
@@ -395,7 +395,7 @@ def on_gpus(new_house):
 def test_words_follow_the_edition(fresh, on_gpus):
     assert "over gloo (nothing here ran on a GPU)." in text(fresh[0], "chapter")
     assert "NCCL did not run." in text(fresh[0], "chapter")
-    assert "cores); no edition has a GPU." in text(fresh[0], "chapter")
+    assert "cores); none on a GPU yet." in text(fresh[0], "chapter")
     assert re.search(r"Recorded on a CPU \(.*, \d+ cores\) and on 2 × H200\.", on_gpus.get_text())
     assert "It ran on 2 × H200, over gloo and NCCL." in on_gpus.get_text()
     assert "NCCL did run." in on_gpus.get_text()
@@ -406,7 +406,7 @@ def test_the_machines_of_all_editions_are_named_and_what_none_has(house):
     another_edition(house, "card", ["H200"], 28)
     another_edition(house, "other-card", ["H100"], 28)
     said = re.search("Recorded (.*?)\\.\n", text(house.build(), "chapter"))[1]
-    assert re.fullmatch(r"on a CPU \(.*, \d+ cores\), on 1 × H200 and on 1 × H100; no edition has two GPUs", said)
+    assert re.fullmatch(r"on a CPU \(.*, \d+ cores\), on 1 × H200 and on 1 × H100; none on two GPUs yet", said)
 
 
 SHARED = {"ranks": 2, "backend": "nccl", "torch": "2.11.0", "nccl": "2.28.9", "gpu": "H200", "gpus": 1, "times": 1}
@@ -431,14 +431,24 @@ def test_ranks_that_share_a_gpu_say_so(house):
 def test_no_form_shows_a_time_of_ranks_that_share_a_gpu(house, builder):
     """Decks and cards show what the web build has selected."""
     house.rewrite("conf.py", '"_ext.cards.claims"', '"_ext.cards.claims", "_ext.cards.cards", "_ext.forms.flashcards"')
-    units = ["ms", "µs", "s", "GB/s", "samples/s", "TFLOP/s", "seconds", "steps per second", "MiB", "%", "buckets", ""]
+    units = ["ms", "µs", "s", "GB/s", "samples/s", "TFLOP/s", "seconds", "steps per second"]
+    units += ["ms/step", "Gbps", "MiB", "%", "buckets", ""]
     values = {f"v{number}": {"value": 8, "unit": unit} for number, unit in enumerate(units)}
     another_edition(house, "card", ["H200"], 28, launches=[SHARED], values=values)
     assert house.build(builder).error == (
         "the lab two of the edition card launched ranks that share a GPU, and recorded v0 (ms), v1 (µs), v2 (s), "
-        "v3 (GB/s), v4 (samples/s), v5 (TFLOP/s), v6 (seconds), v7 (steps per second): "
+        "v3 (GB/s), v4 (samples/s), v5 (TFLOP/s), v6 (seconds), v7 (steps per second), v8 (ms/step), v9 (Gbps): "
         "such ranks take turns, so this is no time of DDP; record it without DDPLAB_SHARE_GPU=1"
     )
+
+
+def test_no_lab_that_reads_a_clock_shows_ranks_that_share_a_gpu(house):
+    """Whatever its values are called: a ratio of times is one of times."""
+    script = house.root / "gallery/short/plot_two.py"
+    script.write_text(script.read_text() + "\nimport time\ntime.perf_counter()\n")
+    another_edition(house, "card", ["H200"], 28, launches=[SHARED], values={"ratio": {"value": 2, "unit": ""}})
+    said = house.build().error
+    assert said.startswith("the lab two of the edition card launched ranks that share a GPU, and reads a clock: ")
 
 
 def test_the_page_of_an_edition_tells_its_machine_and_what_each_lab_used(on_gpus):

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..runtime import shared_gpu
 from ..runtime.ranks import LAUNCH_LIMIT
 from . import plan
 from .claims import Claims, about_nccl, tests_of
@@ -87,7 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"the edition is inconsistent: {problem}", file=sys.stderr)
     if labs_left or tests_left:
         left = f"{_count(labs_left, 'lab')} and {_count(tests_left, 'test')} of claims left"
-        if options.budget == float("inf"):
+        none_ran = tests and tests_left == len(tests) and not labs_left
+        if options.budget == float("inf") or (none_ran and time.monotonic() < deadline_s - margin_s):
             print(f"{left}: what stands above says why", file=sys.stderr)
             return 1
         print(f"the budget is used up; {left}: run the same command again", file=sys.stderr)
@@ -96,6 +98,12 @@ def main(arguments: list[str] | None = None) -> int:
                 more_than = f"more than a budget of {options.budget:g} s"
                 print(f"{name} takes about {times.lab(name):.0f} s, {more_than}: give a larger budget", file=sys.stderr)
         return UNFINISHED
+    if todo or tests:
+        missing = {name: kept["needs"] for name in todo if (kept := edition.lab(name)) and kept.get("needs")}
+        for name, lack in missing.items():
+            print(f"{name} is not shown here: {lack}")
+        counts = f"{len(failed)} failed, {len(missing)} not shown here"
+        print(f"recorded in {edition.folder}: {_count(len(todo), 'lab')} and {_count(len(tests), 'test')}, {counts}")
     return 1 if failed or problems else 0
 
 
@@ -127,10 +135,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options.scripts = {lab_id(script): script for script in (ROOT / "gallery").glob("*/plot_*.py")}
     options.whole = not (options.labs or options.claims)
     options.under_nccl = options.claims == ["nccl"]
+    if options.claims and options.no_claims:
+        refuse("--claims and --no-claims: give one of them")
     try:
-        all_claims = {claim for test in tests_of(ROOT) for claim in test.claims}
-        if options.under_nccl:
-            options.claims = sorted(about_nccl(ROOT) & all_claims)
+        shared_gpu.is_asked()
+        all_claims = {claim for test in tests_of(ROOT) for claim in test.claims} if options.claims else set()
+        if "nccl" in (options.claims or ()):
+            options.claims = [name for name in options.claims if name != "nccl"] + sorted(about_nccl(ROOT) & all_claims)
     except ValueError as error:
         refuse(str(error))
     for kind, asked, known in (("lab", options.labs, options.scripts), ("claim", options.claims, all_claims)):
@@ -152,14 +163,15 @@ def _outlook(
     todo: list[str], labs: int, tests: list[Any], claims: Claims, times: plan.Times, here: dict[str, Any]
 ) -> str:
     """What is left, and an estimate of how long it takes."""
-    minutes = (sum(map(times.lab, todo)) + claims.seconds(tests)) / 60
+    seconds = sum(map(times.lab, todo)) + claims.seconds(tests)
+    takes = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     on = " + ".join(here["gpus"]) or f"{here['cpu']}, no GPU"
     left = f"{len(todo)} of {_count(labs, 'lab')} and {_count(len(tests), 'test')} of claims to record on {on}"
     if not todo and not tests:
         return left
     source = f"from the seconds of {', '.join(times.sources)}" if times.sources else "of labs that no edition has"
     cuda = f", and {plan.CUDA_START_S:g} s of CUDA start for each launch recorded without a GPU" if here["gpus"] else ""
-    return f"{left}; estimate: {minutes:.0f} min ({source}{cuda}; claims {claims.at_once} at a time)"
+    return f"{left}; estimate: {takes} ({source}{cuda}; claims {claims.at_once} at a time)"
 
 
 def record_labs(

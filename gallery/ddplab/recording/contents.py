@@ -19,7 +19,8 @@ class ArchiveError(ValueError):
 # A shape is a type, a tuple of shapes of which one fits, a list of one shape, a dictionary of needed entries (an entry
 # whose name ends in "?" may be missing), or {str: shape} for any names.
 _NUMBER = (int, float)
-_LAUNCH = {"ranks": int, "backend": str, "torch": str, "gpus": int, "times?": int}
+_LAUNCH: dict[str, Any] = {"ranks": int, "backend": str, "torch": str, "gpus": int, "times?": int, "collectives?": int}
+_LAUNCH |= {"shared?": str, "nccl?": (str, type(None)), "gpu?": (str, type(None))}
 _KEY = re.compile(r"[0-9a-f]{16}")
 _DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
 _SHAPES: dict[str, Any] = {

@@ -24,6 +24,7 @@ from .script import code_blocks
 KIT = Path(__file__).parents[1]
 # What may be the name of a file or an exercise, or a lab as a claim's test names it.
 _NAME = re.compile(r"[\w-]{1,60}(\.\w{1,6})?|[a-z_]+/plot_\w+\.py")
+_ENDINGS_TIMED = re.compile(r"\breport\((?![^()]*timed=False)")  # how ranks ended, with the seconds of each
 _CLOCK = re.compile(r"\b(perf_counter|monotonic|process_time|time\.time)\b|\bruntime\.clock\b")
 
 
@@ -51,6 +52,8 @@ def claim_key(path: Path, name: str, read: Iterable[str] = ()) -> str:
 def names_a_clock(path: Path, code: str = "", *, imports: bool = True) -> bool:
     """Whether a lab, or the ``code`` of a test in the file ``path``, names a clock, or a lab that the code runs does.
 
+    A lab that reports when its ranks ended does, too.
+
     Args:
         path: the lab, or the file of the test.
         code: of the test, with its helpers.
@@ -58,6 +61,8 @@ def names_a_clock(path: Path, code: str = "", *, imports: bool = True) -> bool:
     """
     files = {KIT.parent / name for name in re.findall(r"[a-z_]+/plot_\w+\.py", code)} if code else {path}
     read = files | ({module for file in (path, *files) for module in imported(file)} if imports else set())
+    if not code and _ENDINGS_TIMED.search(path.read_text(encoding="utf-8")):
+        return True
     return bool(_CLOCK.search(code)) or any(_source(file).clock for file in read)
 
 

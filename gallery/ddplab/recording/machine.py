@@ -85,8 +85,11 @@ def _torch(name: str) -> str | None:
 
 
 def _nccl() -> str | None:
-    """The version of NCCL that torch will use: one that was loaded before it, else the one of its wheel, if any."""
-    if loaded := loaded_nccl():
+    """The version of NCCL that torch will use, if it comes by LD_PRELOAD or in a wheel; launches tell any other.
+
+    Whether this process has loaded torch by now makes no difference: all processes of a recorder must say the same.
+    """
+    if "nccl" in os.environ.get("LD_PRELOAD", "") and (loaded := loaded_nccl()):
         return ".".join(map(str, loaded))
     names = (found.metadata["Name"] or "" for found in metadata.distributions())
     name = next((name for name in names if name.startswith("nvidia-nccl")), None)

@@ -106,7 +106,7 @@ class Times:
             labs = {name: _seconds(kept, here) for name, kept in one.labs().items() if not kept.get("needs")}
             tests = {kept["test"]: _seconds(kept, here) for kept in one.results().values()}
             known.on_cpu.update(name for name, kept in one.labs().items() if kept["launches"] and _is_on_cpu(kept))
-            known.on_cpu.update(kept["test"] for kept in one.results().values() if _is_on_cpu(kept))
+            known.on_cpu.update(kept["test"] for kept in one.results().values() if _passed_on_cpu(kept))
             if labs.keys() - known.labs.keys() or tests.keys() - known.tests.keys():
                 sources = [*known.sources, one.name]
                 known = cls({**labs, **known.labs}, {**tests, **known.tests}, sources, known.on_cpu)
@@ -119,6 +119,10 @@ class Times:
     def test(self, name: str) -> float:
         """Of one test of claims, as pytest names it."""
         return self.tests.get(name, UNKNOWN_TEST_S)
+
+
+def _passed_on_cpu(kept: dict[str, Any]) -> bool:
+    return kept["outcome"] == "passed" and _is_on_cpu(kept)
 
 
 def _is_on_cpu(kept: dict[str, Any]) -> bool:

@@ -42,7 +42,7 @@ ELEMENT_BYTES = {  # torch's names of dtypes in traces (c10::ScalarType)
 }
 _NCCL = re.compile(r"nccl(?:Dev)?Kernel_?([A-Za-z]+)")
 _GLOO = re.compile(r"gloo:(\w+)")
-_NO_JSON = (json.JSONDecodeError, *([ijson.JSONError] if ijson else []))
+_NO_JSON = (ValueError, RecursionError, *([ijson.JSONError] if ijson else []))
 _MOST_WITHOUT_IJSON = 64 << 20  # bytes of JSON; in memory it takes some ten times as much
 _ON_GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
@@ -105,7 +105,7 @@ def read_trace(path: str | Path) -> Trace:
             return _Reader(path).read(cast("IO[bytes]", file))
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}") from None
-    except (*_NO_JSON, UnicodeDecodeError, zlib.error, EOFError) as error:
+    except (*_NO_JSON, zlib.error, EOFError) as error:
         if isinstance(error, EOFError) or _is_cut_off(error):
             raise BadInput(f"{path} ends in the middle of the trace; was the job ended while it wrote?") from None
         raise BadInput(f"{path} is not a trace of torch.profiler: it holds no JSON") from None
@@ -151,9 +151,12 @@ class _Reader:
         whole = json.loads(text)
         if not isinstance(whole, dict):
             whole = {"traceEvents": whole}
-        head = [("distributedInfo." + name, "", value) for name, value in (whole.get("distributedInfo") or {}).items()]
-        head += [("deviceProperties.item.name", "", one.get("name")) for one in whole.get("deviceProperties") or ()]
-        events = whole.get("traceEvents")
+        job, cards, events = (whole.get(name) for name in ("distributedInfo", "deviceProperties", "traceEvents"))
+        head = [
+            (f"distributedInfo.{name}", "", value) for name, value in (job if isinstance(job, dict) else {}).items()
+        ]
+        named = [one for one in (cards if isinstance(cards, list) else ()) if isinstance(one, dict) and "name" in one]
+        head += [("deviceProperties.item.name", "", one["name"]) for one in named]
         if isinstance(events, list):
             head.append(("traceEvents", "", None))
         self._read_head(head)

@@ -56,7 +56,8 @@ class claim_fact(nodes.Part, nodes.TextElement):  # noqa: N801
 
 
 def scope_of(holds: str, runs: Sequence[NcclRun]) -> str:
-    """Where a claim holds, one of ``SCOPES``: as its author knows it, unless an edition ran it on NCCL."""
+    """Where a claim holds, one of ``SCOPES``: as its author knows it, unless an edition ran it, as it is, on NCCL."""
+    runs = [run for run in runs if not run.stale]
     if holds and any(not run.passed for run in runs):
         return "gloo"
     if holds == "not known on NCCL" and any(run.whole for run in runs):

@@ -101,7 +101,7 @@ def not_shown(evidence: dict[str, Any]) -> str:
         return f"Does not hold here: on the machine of this edition the lab ended with {error}"
     if evidence.get("needs"):
         reason = evidence["needs"]
-        return f"This lab {reason}; no edition has run it yet."
+        return f"This lab {reason}; no edition shows it yet."
     return "" if evidence["edition"] else "This lab has not been run yet."
 
 

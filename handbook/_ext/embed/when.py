@@ -107,7 +107,7 @@ class EditionRole(SphinxRole):
 
 
 def _machines(env: BuildEnvironment) -> str:
-    """On what all committed editions were recorded, and what no edition has: ``on …; no edition has two GPUs``."""
+    """On what all committed editions were recorded, and what no edition has: ``on …; none on two GPUs yet``."""
     shown = []
     for name in dict.fromkeys([env.config.labs_default_edition, *env.config.labs_recorded]):
         path = labs.edition(name).folder / "manifest.json"
@@ -115,7 +115,7 @@ def _machines(env: BuildEnvironment) -> str:
         shown.append(labs.read_json(path, "edition", "machine", "torch", "nccl", "gpus", "backends"))
     *others, last = dict.fromkeys(_facts(one)["device"] for one in shown)
     most = max(len(one["machine"].get("gpus", [])) for one in shown)
-    lacks = {0: "; no edition has a GPU", 1: "; no edition has two GPUs"}.get(most, "")
+    lacks = {0: "; none on a GPU yet", 1: "; none on two GPUs yet"}.get(most, "")
     return " and ".join(f"on {one}" for one in filter(None, [", on ".join(others), last])) + lacks
 
 

@@ -18,6 +18,7 @@ from ddplab.errors import BadInput
 from ddplab.grading.level import Level, split_level
 from ddplab.recording.edition import DamagedError, Edition
 from ddplab.recording.edition import read_json as read_whole
+from ddplab.recording.keys import names_a_clock
 from ddplab.recording.script import lab_id
 
 from ..problems import BuildError
@@ -114,7 +115,7 @@ def waiting_file(config: Config) -> Path:
 
 
 _TIMED = re.compile(
-    r"(n|µ|μ|u|m)?s|s(ec)?|min|h|(second|minute|hour|day)s?|.*(/ ?| per )(s|second|min|minute|h|hour|day)"
+    r"\b((n|µ|μ|u|m)?s|sec|msec|min|h|(milli)?seconds?|minutes?|hours?|[GMT]bps|T?FLOPS)\b|(/| per | a )step"
 )
 
 
@@ -127,12 +128,17 @@ def refuse_shared_times(name: str, kept: dict[str, Any], where: str) -> None:
         where: the edition.
 
     Raises:
-        BuildError: a launch shared a GPU, and a value is a time or a rate.
+        BuildError: a launch shared a GPU, and the lab reads a clock, or a value is a time or a rate.
     """
-    timed = [f"{value} ({one['unit']})" for value, one in kept["values"].items() if _TIMED.fullmatch(one["unit"])]
-    if timed and any(launch.get("shared") for launch in kept["launches"]):
+    if not any(launch.get("shared") for launch in kept["launches"]):
+        return
+    timed = [f"{value} ({one['unit']})" for value, one in kept["values"].items() if _TIMED.search(one["unit"])]
+    lab = all_labs().get(name)
+    found = [f"recorded {', '.join(timed)}"] if timed else []
+    found += ["reads a clock"] if lab is not None and names_a_clock(lab.script) else []
+    if found:
         raise BuildError(
-            f"the lab {name} of the edition {where} launched ranks that share a GPU, and recorded {', '.join(timed)}: "
+            f"the lab {name} of the edition {where} launched ranks that share a GPU, and {' and '.join(found)}: "
             "such ranks take turns, so this is no time of DDP; record it without DDPLAB_SHARE_GPU=1"
         )
 

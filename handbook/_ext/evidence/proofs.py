@@ -138,7 +138,7 @@ def nccl_runs(proof: Proof | None) -> list[NcclRun]:
         launches = [launch for launch in kept["launches"] if launch["ranks"] > 1] if kept else []
         on_nccl = [launch for launch in launches if launch["backend"] == "nccl"]
         if kept and on_nccl and kept["outcome"] in {"passed", "failed"}:
-            versions = " and ".join(sorted({launch["nccl"] for launch in on_nccl if launch["nccl"]}))
+            versions = " and ".join(sorted({launch["nccl"] for launch in on_nccl if launch.get("nccl")}))
             where = f"{f'NCCL {versions}'.strip()}, {counts_text(on_nccl)}"
             stale = kept["key"] != claim_key(proof.path, proof.name, kept.get("read", ()))
             found.append(NcclRun(name, kept["outcome"] == "passed", on_nccl == launches, where, stale))
