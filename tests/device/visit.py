@@ -80,6 +80,7 @@ NEEDED = ("torch", "numpy", "cloudpickle", "matplotlib", "pytest", "psutil")
 NO_GPU, NO_PACKAGE, NO_CUDA, NO_LAUNCH = 10, 11, 12, 13  # exit statuses of checks
 FAILED, LEFT = 1, 3
 CHECKS_S, LEAST_S = 30.0, 20.0  # an estimate of all checks; less time than this is not worth a slice
+CHECK_S, LAUNCH_S = 90.0, 45.0  # of one check, and of a launch in it: a slow disk needs half of that
 END_S, GRACE_S = 15.0, 5.0  # kept for archive and table; of a recorder that does not end in time
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST_FILES, MOST_MIB, MOST_DEEP = 8, 16, 2  # of what comes back
@@ -297,9 +298,9 @@ def check(visit: Visit, *, whole: bool) -> str:
         for what, status, code, arguments in (
             ("a package cannot be imported", NO_PACKAGE, PACKAGES, ()),
             ("no CUDA, or no NCCL of one rank", NO_CUDA, CUDA, ()),
-            ("ddplab.launch fails", NO_LAUNCH, LAUNCH, ("60", "1", "2", "1")),
+            ("ddplab.launch fails", NO_LAUNCH, LAUNCH, (f"{LAUNCH_S:g}", "1", "2", "1")),
         ):
-            if why := visit.program(code, *arguments, bound_s=90, DDPLAB_SHARE_GPU="0"):
+            if why := visit.program(code, *arguments, bound_s=CHECK_S, DDPLAB_SHARE_GPU="0"):
                 raise Stop(f"{what}: {why}", status)
     visit.say("the checks are over")
     return edition_name(there[0]["name"])
@@ -313,7 +314,7 @@ def edition_name(gpu: str) -> str:
 
 def can_share(visit: Visit, **env: str) -> bool:
     """Whether two NCCL ranks can share the GPU, seen by doing it."""
-    why = visit.program(LAUNCH, "40", "2", bound_s=60, DDPLAB_SHARE_GPU="1", NCCL_DEBUG="WARN", **env)
+    why = visit.program(LAUNCH, f"{LAUNCH_S:g}", "2", bound_s=CHECK_S, DDPLAB_SHARE_GPU="1", NCCL_DEBUG="WARN", **env)
     visit.say(f"two NCCL ranks cannot share this GPU: {why}" if why else "two NCCL ranks share this GPU")
     return not why
 
