@@ -156,7 +156,7 @@ def worker():
     return ones.tolist()
 
 for ranks in map(int, sys.argv[2:]):
-    evidence.begin(Path(tempfile.gettempdir(), "ddplab-visit.json"))
+    evidence.begin(Path(tempfile.mkdtemp(), "launch.json"))
     began = time.perf_counter()
     sums = launch(worker, ranks, timeout_s=float(sys.argv[1]), quiet=True)
     took_s = time.perf_counter() - began
