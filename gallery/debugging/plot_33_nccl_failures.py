@@ -14,21 +14,15 @@ It serves :ref:`faults`.
 # %%
 # Each worker is a program that fails, started as torchrun would start it.
 
-import re
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 from ddplab import record
 from ddplab.diagnose import diagnose
+from ddplab.labs.nccl_faults import NOT_SHARED, log_of, shown
 from ddplab.labs.postmortem import postmortem, report
 from ddplab.runtime.needs import NotShownHere, needs_nccl_ranks
 
 BOUND_S = 40  # of a launch: a rank that still runs then has hung
-
-
-def untimed(text):
-    """The beginning of a line of a log, without how long the watchdog had waited: ranks may share a card."""
-    return re.sub(r"ran for \d+ milliseconds", "ran for … milliseconds", text)[:180]
 
 
 def group(gpu=None, timeout_s=20):
@@ -143,10 +137,6 @@ SETTINGS = {
     "NCCL_DEBUG": "WARN",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000",
 }  # ends soon after its timeout
-NOT_SHARED = {
-    "DDPLAB_SHARE_GPU": "0",
-    "NCCL_MULTI_RANK_GPU_ENABLE": "0",
-}  # NCCL refuses two ranks on a GPU
 
 
 def gpus():
@@ -171,10 +161,7 @@ def run(worker):
     more = NOT_SHARED if worker is one_gpu_for_two else {}
     ranks = CASES[worker][0]
     endings = postmortem(worker, ranks, init=False, timeout_s=BOUND_S, env=SETTINGS | more)
-    log = [
-        f"[rank{e.rank}]: {x}" for e in endings for x in f"{e.printed}\n{e.error}".splitlines()
-    ]
-    return endings, diagnose(log)
+    return endings, diagnose(log_of(endings))
 
 
 here = postmortem(gpus, 1, init=False)[0].value
@@ -193,7 +180,7 @@ for worker, (_, _, expected) in CASES.items():
     as_expected += first in expected
     print(f"{name}: first answer {first}, expected {' or '.join(map(str, expected))}")
     if answers:
-        print(textwrap.indent(textwrap.fill(untimed(answers[0].evidence[0].text), 93), "  "))
+        print(shown(answers[0]))
     print(report(endings, timed=False))
 record(cases=len(CASES), ran=len(done), as_expected=as_expected)
 

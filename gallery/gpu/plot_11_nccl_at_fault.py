@@ -24,13 +24,13 @@ The rank that it ends is one that waited: the cause is what another rank did not
 
 import re
 import tempfile
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ddplab import launch, record
 from ddplab.diagnose import diagnose
 from ddplab.flight import DumpError, compare, read_dumps
+from ddplab.labs.nccl_faults import NOT_SHARED, log_of, shown
 from ddplab.labs.postmortem import postmortem, report
 from ddplab.ranks import ranks_text
 from ddplab.runtime.gpus import cards
@@ -38,15 +38,6 @@ from ddplab.runtime.needs import NotShownHere, needs_nccl_ranks
 
 TIMEOUT_S = 10  # of the process group, which ranks must also form in that time
 BOUND_S = 40  # of a launch: a rank that still runs then has hung
-NOT_SHARED = {
-    "DDPLAB_SHARE_GPU": "0",
-    "NCCL_MULTI_RANK_GPU_ENABLE": "0",
-}  # NCCL refuses two ranks on a GPU
-
-
-def untimed(text):
-    """The beginning of a line of a log, without how long the watchdog had waited: ranks may share a card."""
-    return re.sub(r"ran for \d+ milliseconds", "ran for … milliseconds", text)[:180]
 
 
 def group(gpu=None):
@@ -135,12 +126,7 @@ def case(worker, ranks, more):
             dumps = read_dumps(folder)
         except DumpError:
             dumps = []
-    log = [
-        f"[rank{e.rank}]: {line}"
-        for e in endings
-        for line in f"{e.printed}\n{e.error}".splitlines()
-    ]
-    answers = diagnose([*log, *written.splitlines()])
+    answers = diagnose([*log_of(endings), *written.splitlines()])
     return endings, answers[0] if answers else None, written, dumps
 
 
@@ -190,7 +176,7 @@ for name, (endings, answer, written, dumps) in left.items():
     print(f"{name}: {len(warned)} warnings by NCCL; dumps of {found}")
     print(f"  first answer {answer.id if answer else 'none'}")
     if answer:
-        print(textwrap.indent(textwrap.fill(untimed(answer.evidence[0].text), 93), "  "))
+        print(shown(answer))
     print(report(endings, timed=False))
 
 # %%

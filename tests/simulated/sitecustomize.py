@@ -60,11 +60,12 @@ if COUNT:
         backend={},
         connected=None,
         used=False,
+        counted=False,
         forked=False,
         waits="default",
         lockstep=[],
     )
-    os.register_at_fork(after_in_child=lambda: setattr(state, "forked", state.used))
+    os.register_at_fork(after_in_child=lambda: setattr(state, "forked", state.used or state.counted))
 
 
 def visible():
@@ -347,8 +348,6 @@ if COUNT:
                 state.lockstep.append(time.perf_counter())
         return real(self, *inputs, **kwargs)
 
-    state.counted = False
-    os.register_at_fork(after_in_child=lambda: setattr(state, "forked", state.forked or state.counted))
     cuda.is_available, cuda.is_initialized = lambda: count() > 0, lambda: state.used and not state.forked
     cuda.device_count = count
     cuda.current_device, cuda.set_device = lambda: state.current, set_device

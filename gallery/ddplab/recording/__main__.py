@@ -60,8 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         margin_s = min(20.0, options.budget / 10)  # to end what runs, and to write
         deadline_s = began_s + options.budget - margin_s
         limit_s = [min(options.limit or most, options.budget * 0.8) for most in (LAB_LIMIT_S, TEST_LIMIT_S)]
-        more_of_claims = {"fresh": options.fresh, "only": options.claims}
-        claims = Claims(ROOT, edition, times, at_once, limit_s[1], deadline_s, **more_of_claims)
+        claims = Claims(ROOT, edition, times, at_once, limit_s[1], deadline_s, options.fresh, options.claims)
         tests = [test for test in claims.left() if not (options.under_nccl and test.id in times.on_cpu)]
         print(_outlook(todo, len(labs), tests, claims, times, here), flush=True)
         if options.plan:

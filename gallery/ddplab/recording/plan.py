@@ -102,11 +102,12 @@ class Times:
         beside = (Edition(path.parent) for path in sorted(edition.folder.parent.glob("*/manifest.json")))
         known = cls({}, {}, [])
         for one in (edition, *(other for other in beside if other != edition)):
+            of_labs, of_claims = one.labs(), one.results().values()
             # One that could not run took no time to find that out; what it takes is not known.
-            labs = {name: _seconds(kept, here) for name, kept in one.labs().items() if not kept.get("needs")}
-            tests = {kept["test"]: _seconds(kept, here) for kept in one.results().values()}
-            known.on_cpu.update(name for name, kept in one.labs().items() if kept["launches"] and _is_on_cpu(kept))
-            known.on_cpu.update(kept["test"] for kept in one.results().values() if _passed_on_cpu(kept))
+            labs = {name: _seconds(kept, here) for name, kept in of_labs.items() if not kept.get("needs")}
+            tests = {kept["test"]: _seconds(kept, here) for kept in of_claims}
+            known.on_cpu.update(name for name, kept in of_labs.items() if kept["launches"] and _is_on_cpu(kept))
+            known.on_cpu.update(kept["test"] for kept in of_claims if kept["outcome"] == "passed" and _is_on_cpu(kept))
             if labs.keys() - known.labs.keys() or tests.keys() - known.tests.keys():
                 sources = [*known.sources, one.name]
                 known = cls({**labs, **known.labs}, {**tests, **known.tests}, sources, known.on_cpu)
@@ -119,10 +120,6 @@ class Times:
     def test(self, name: str) -> float:
         """Of one test of claims, as pytest names it."""
         return self.tests.get(name, UNKNOWN_TEST_S)
-
-
-def _passed_on_cpu(kept: dict[str, Any]) -> bool:
-    return kept["outcome"] == "passed" and _is_on_cpu(kept)
 
 
 def _is_on_cpu(kept: dict[str, Any]) -> bool:
