@@ -3,7 +3,7 @@
 import pytest
 from proof import proves
 
-from ddplab.recording.keys import KIT
+from ddplab.recording.reach import KIT
 from ddplab.recording.script import run
 from ddplab.runtime.needs import NotShownHere
 

@@ -3,11 +3,12 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ddplab.recording import keys
+from ddplab.recording import claims, keys, reach
 from ddplab.recording.script import code_blocks, run
 from ddplab.runtime import evidence
 
@@ -23,13 +24,13 @@ def kit(tmp_path, monkeypatch):
     (tmp_path / "gallery" / "recipes" / "hello.py").write_text("pass\n")
     (folder / "__init__.py").write_text("from .a import launch as launch\n")
     (folder / "a.py").write_text("launch = 1\n")
-    (folder / "b.py").write_text("def f():\n    from . import c\n    return c\n")
+    (folder / "b.py").write_text("def f():\n    from . import c\n    return c.x\n")
     (folder / "c.py").write_text("x = 1\n")
     (folder / "many").mkdir()
     (folder / "many" / "__init__.py").write_text("")
     (folder / "many" / "one.py").write_text("x = 1\n")
     (folder / "many" / "two.py").write_text("from ..c import x\nfrom .one import x as y\n")
-    monkeypatch.setattr(keys, "KIT", folder)
+    monkeypatch.setattr(reach, "KIT", folder)
     return folder
 
 
@@ -45,27 +46,65 @@ def script(kit: Path, text: str) -> Path:
     [
         ("import torch\n", ""),
         ("from ddplab import launch\n", "a"),
-        ("from ddplab.b import f\n", "b c"),
-        ("from ddplab import b\n", "b c"),
-        ("import ddplab.c\n", "c"),
+        ("from ddplab.b import f\n", "b a"),
+        ("from ddplab.b import f\nf()\n", "b c a"),
+        ("from ddplab import b\nb.f()\n", "b c a"),
+        ("import ddplab.c\n", "c a"),
         ("import ddplab\n", "a"),
-        ("def worker():\n    from ddplab.c import x\n", "c"),
-        ("from ddplab.many.one import x\n", "many/one"),
-        ("from ddplab.many import two\n", "many/two many/one c many/__init__"),
-        ("from ddplab import many\n", "many/__init__"),
-        ("import ddplab.many.two\n", "many/two many/one c"),
+        ("def worker():\n    from ddplab.c import x\n", "c a"),
+        ("from ddplab.many.one import x\n", "many/one many/__init__ a"),
+        ("from ddplab.many import two\n", "many/two many/one c many/__init__ a"),
+        ("from ddplab import many\n", "many/__init__ a"),
+        ("import ddplab.many.two\n", "many/two many/one c many/__init__ a"),
     ],
 )
-def test_key_changes_with_what_the_script_imports_and_with_nothing_else(kit, text, changes_with):
+def test_key_changes_with_what_runs_and_with_nothing_else(kit, text, changes_with):
     path = script(kit, text)
     before = keys.lab_key(path)
     for name in ("a", "b", "c", "many/__init__", "many/one", "many/two"):
         module = kit / f"{name}.py"
         original = module.read_text()
-        module.write_text(original + "changed = 1\n")
+        module.write_text(original + "print()\n")  # whatever imports the module runs it
         assert (keys.lab_key(path) != before) == (name in changes_with.split()), name
+        module.write_text(original + "def unused():\n    return 1\n\n\nUNUSED = unused\n")
+        assert keys.lab_key(path) == before, name
         module.write_text(original)
     path.write_text(path.read_text() + "changed = 1\n")
+    assert keys.lab_key(path) != before
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("from ddplab.d import used\nused()\n", True),
+        ("from ddplab import d\nd.used()\n", True),
+        ("import ddplab.d as it\nit.used()\n", True),
+        ("import ddplab.d\nddplab.d.used()\n", True),
+        ("from ddplab import d\nhelp(d)\n", True),  # whatever is taken of it
+        ("from importlib import import_module\nimport_module('ddplab.d')\n", True),
+        ("from ddplab.d import Other\nOther()\n", True),  # a method of what it inherits from
+        ("from ddplab import d\nd.other()\n", False),
+        ("from ddplab.d import other as used\nused()\n", False),
+    ],
+)
+def test_of_a_module_the_definitions_count_that_are_reached(kit, text, counts):
+    module = kit / "d.py"
+    module.write_text(
+        "class Used:\n    n = 1\n\nclass Other(Used): pass\n\n"
+        "def used():\n    return Used.n\n\ndef other():\n    return 2\n"
+    )
+    path = script(kit, text)
+    before = keys.lab_key(path)
+    module.write_text(module.read_text().replace("n = 1", "n = 3"))
+    assert (keys.lab_key(path) != before) == counts
+
+
+def test_what_a_decorator_of_our_own_may_register_counts_wherever_the_module_is_imported(kit):
+    module = kit / "d.py"
+    module.write_text("def check(f): ...\n\n@check\ndef one():\n    return 1\n\ndef other(): ...\n")
+    path = script(kit, "from ddplab.d import other\n")
+    before = keys.lab_key(path)
+    module.write_text(module.read_text().replace("return 1", "return 2"))
     assert keys.lab_key(path) != before
 
 
@@ -86,7 +125,7 @@ def test_key_changes_with_an_exercise_that_the_script_names_and_with_what_grades
     path = script(kit, 'run("grade", "no-sync")\n')
     for part in (grader, command, kit / "c.py"):
         before = keys.lab_key(path)
-        part.write_text(part.read_text() + "changed = 1\n")
+        part.write_text(part.read_text() + "print()\n")
         assert keys.lab_key(path) != before, part
 
 
@@ -110,7 +149,7 @@ def test_key_names_what_the_kit_does_not_have(kit):
     ],
 )
 def test_comments_docstrings_and_blank_lines_are_not_part_of_a_key(kit, path, after):
-    lab = script(kit, "from ddplab import launch\n")
+    lab = script(kit, "from ddplab import a\na.f()\n")
     changed, intro = kit / path, '"""Title"""\n' if "plot" in path else ""
     changed.write_text(intro + 'x = "# no comment"\ndef f():\n    return x\n')
     before = keys.lab_key(lab)
@@ -152,15 +191,16 @@ def test_a_data_file_that_a_lab_names_or_was_seen_to_read_is_part_of_its_key(kit
         assert keys.lab_key(path, ["gallery/short/other.json"]) != before, data
 
 
-def test_the_data_folder_of_a_kit_module_is_part_of_the_keys_of_what_imports_it(kit):
+def test_the_data_folder_of_a_kit_module_is_part_of_the_keys_of_what_takes_it_and_of_no_other(kit):
     (kit / "entries").mkdir()
     entry = kit / "entries" / "one.toml"
-    entry.write_text("a = 1")
-    (kit / "c.py").write_text('folder = "entries"\n')
-    path = script(kit, "from ddplab import b\n")
-    before = keys.lab_key(path)
-    entry.write_text("a = 2")
-    assert keys.lab_key(path) != before
+    entry.write_text("a = 1\n")
+    (kit / "c.py").write_text('def folder():\n    return "entries"\n\ndef other(): ...\n')
+    for used, counts in (("folder", True), ("other", False)):
+        path = script(kit, f"from ddplab import c\nc.{used}()\n")
+        before = keys.lab_key(path)
+        entry.write_text(entry.read_text() + "b = 2\n")
+        assert (keys.lab_key(path) != before) == counts
 
 
 def test_the_key_of_a_test_changes_with_the_helpers_that_it_uses_and_with_no_other_test(tmp_path):
@@ -177,23 +217,37 @@ def test_the_key_of_a_test_changes_with_the_helpers_that_it_uses_and_with_no_oth
 # What the issue asks for, on the book as it stands.
 
 
-def test_a_comment_in_the_launcher_leaves_every_recording_valid_and_new_data_exactly_its_labs(tmp_path, monkeypatch):
+def test_what_runs_decides_which_recordings_of_the_book_are_stale(tmp_path, monkeypatch):
     import shutil
 
-    gallery = tmp_path / "gallery"
-    ignore = shutil.ignore_patterns("editions", "__pycache__", "*.egg-info")
-    shutil.copytree(ROOT / "gallery", gallery, ignore=ignore)
-    monkeypatch.setattr(keys, "KIT", gallery / "ddplab")
-    labs = sorted(gallery.glob("*/plot_*.py"))
-    before = {lab: keys.lab_key(lab) for lab in labs}
-    launcher, lab, data = gallery / "ddplab/runtime/launcher.py", labs[0], next(gallery.glob("*/published.json"))
-    launcher.write_text(launcher.read_text().replace("import math\n", "import math  # for inf\n\n# A comment.\n"))
-    lab.write_text(lab.read_text().replace("# %%\n# ", "# %%\n# Another sentence. ", 1))
-    assert {lab: keys.lab_key(lab) for lab in labs} == before
-    data.write_text(data.read_text() + "\n")
-    stale = {lab.name for lab in labs if keys.lab_key(lab) != before[lab]}
-    assert stale == {lab.name for lab in labs if '"published.json"' in lab.read_text()}
-    assert stale
+    gallery, proofs = tmp_path / "gallery", [*claims.tests_of(ROOT)]
+    shutil.copytree(ROOT / "gallery", gallery, ignore=shutil.ignore_patterns("editions", "__pycache__", "*.egg-info"))
+    monkeypatch.setattr(reach, "KIT", gallery / "ddplab")
+
+    def stale(place: str, change: Callable[[str], str]) -> set[str]:
+        """The labs and claims whose key changes with this file, which stays changed."""
+        path = gallery / place
+        path.write_text(change(path.read_text() if path.exists() else ""))
+        before = keys_of.copy()
+        keys_of.update(every_key())
+        return {name for name, key in keys_of.items() if key != before[name]}
+
+    def every_key() -> dict[str, str]:
+        with reach.unchanged():
+            labs = {lab.relative_to(gallery).as_posix(): keys.lab_key(lab) for lab in gallery.glob("*/plot_*.py")}
+            return labs | {test.id: keys.claim_key(test.path, test.name) for test in proofs}
+
+    keys_of = every_key()
+    lab, data = next(iter(keys_of)), next(gallery.glob("*/published.json")).relative_to(gallery).as_posix()
+    assert not stale("ddplab/runtime/launcher.py", lambda text: text + "\n# A comment.\n")
+    assert not stale(lab, lambda text: text.replace("# %%\n# ", "# %%\n# Another sentence. ", 1))
+    assert not stale("ddplab/runtime/gpus.py", lambda text: text + "\n\ndef unused() -> int:\n    return 1\n")
+    named = {name for name in keys_of if name.endswith(".py") and '"published.json"' in (gallery / name).read_text()}
+    assert named == stale(data, lambda text: text + "\n") != set()
+    asked = stale("ddplab/diagnose/entries/one-more.toml", lambda _: "title = 'One more'\n")
+    assert asked == {name for name in keys_of if "diagnose" in name} | {name for name in asked if "nccl" in name}
+    assert len(asked) < 6
+    assert len(stale("ddplab/runtime/launcher.py", lambda text: text + "\nprint()\n")) > 300  # it runs with each launch
 
 
 def test_keys_know_where_each_name_of_the_kit_comes_from():
@@ -201,8 +255,8 @@ def test_keys_know_where_each_name_of_the_kit_comes_from():
     import ddplab
 
     names = ["LaunchError", "device", "launch", "record"]
-    homes = {name: keys.KIT.parent.joinpath(*getattr(ddplab, name).__module__.split(".")) for name in names}
-    assert {name: path.with_suffix(".py") for name, path in homes.items()} == keys._exports()
+    homes = {name: reach.KIT.parent.joinpath(*getattr(ddplab, name).__module__.split(".")) for name in names}
+    assert {name: path.with_suffix(".py") for name, path in homes.items()} == reach._exports()
     with pytest.raises(AttributeError, match="no attribute 'lunch'"):
         ddplab.lunch  # noqa: B018
 

@@ -40,17 +40,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    traces, found, shown = _read(_files(arguments.traces))
+    show(arguments.traces, arguments.svg, as_json=arguments.json)
+    return 0
+
+
+def show(paths: Sequence[Path], picture_file: Path | None = None, *, as_json: bool = False) -> None:
+    """Print what these traces, or those in these folders, say; draw a step of median length into ``picture_file``.
+
+    Raises:
+        BadInput: a file is no trace, or cannot be read or written.
+    """
+    traces, found, shown = _read(_files(paths))
     late, compared = lateness(traces) if len(traces) > 1 else ([], 0)
     picture = aligned(shown[:_DRAWN] if compared else shown[:1])
-    if arguments.svg:
-        _write(arguments.svg, svg(picture, title(traces, len(picture.rows))))
-    if arguments.json:
+    if picture_file:
+        _write(picture_file, svg(picture, title(traces, len(picture.rows))))
+    if as_json:
         reports = [_as_json(trace, own) for trace, own in zip(traces, found, strict=True)]
         print_json({"traces": reports, "compared": compared, "lateness": [asdict(one) for one in late]})
     else:
         print(as_text(traces, found, shown, picture, late, compared))
-    return 0
 
 
 def _read(files: Sequence[Path]) -> tuple[list[Trace], list[list[Step]], list[tuple[Trace, Step]]]:

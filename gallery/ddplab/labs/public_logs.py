@@ -16,7 +16,7 @@ from ..diagnose import Engine, entries
 from ..diagnose.entry import FOLDER, Entry
 from ..diagnose.reading import read_text
 from ..diagnose.tables import tables
-from ..recording.keys import code_of
+from ..recording.words import code_of
 
 FACTS = Path(__file__).parents[2] / "debugging" / "public_logs.json"
 

@@ -32,9 +32,9 @@ from ..runtime.ranks import LAUNCH_LIMIT
 from . import plan
 from .claims import Claims, about_nccl, tests_of
 from .edition import DamagedError, Edition
-from .keys import KIT
 from .labs import Labs, is_recorded
 from .machine import hardware, machine
+from .reach import KIT
 from .script import lab_id
 
 ROOT = KIT.parents[1]

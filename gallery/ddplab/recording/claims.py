@@ -23,7 +23,7 @@ from typing import Any
 from ..runtime.evidence import write_json
 from .child import Child
 from .edition import Edition, read_json
-from .keys import claim_key, function_with_helpers, names_a_clock
+from .keys import claim_key, names_a_clock
 from .machine import differences, machine, same_machine
 from .plan import Times, shares
 from .proved import tests_in
@@ -46,7 +46,7 @@ class Test:
 
     def names_a_clock(self, *, imports: bool = True) -> bool:
         """Whether the test or a lab that it runs names a clock; or, with ``imports``, what one of them imports."""
-        return names_a_clock(self.path, function_with_helpers(self.path, self.name), imports=imports)
+        return names_a_clock(self.path, self.name, imports=imports)
 
 
 def tests_of(root: Path) -> Iterator[Test]:

@@ -22,7 +22,8 @@ from sphinx_gallery.gen_gallery import generate_gallery_rst
 from sphinx_gallery.utils import get_md5sum
 
 from ddplab.recording.edition import DamagedError
-from ddplab.recording.keys import lab_key, load_cache, save_cache
+from ddplab.recording.keys import lab_key
+from ddplab.recording.reach import load_cache, save_cache
 from ddplab.runtime.evidence import write_json
 
 from ..problems import BuildError, suggestion

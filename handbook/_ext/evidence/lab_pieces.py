@@ -10,7 +10,7 @@ from typing import Any
 
 from sphinx.util import parselinenos
 
-from ddplab.recording.keys import statement_source
+from ddplab.recording.words import statement_source
 
 from ..problems import suggestion
 

@@ -1,0 +1,82 @@
+"""Python source without its words: a key does not change with comments, docstrings and blank lines."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from pathlib import Path
+
+
+def code_of(text: str, path: Path | str = "?") -> str:
+    """Python source without comments, docstrings, and blank lines outside of strings.
+
+    Cut out of the text by position, not printed from the tree, so that every Python gives the same.
+    """
+    return "\n".join(line for line in code_lines(text, parse(text, path)) if line is not None)
+
+
+def code_lines(text: str, tree: ast.Module) -> list[str | None]:
+    """Each line of a source as :func:`code_of` leaves it; None for one that goes."""
+    lines = text.split("\n")
+    strings = [
+        node
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)) or isinstance(node, ast.JoinedStr)
+    ]
+    literal = {id(node) for node in strings}
+    in_string: set[int] = set()  # lines whose end is inside of a string
+    covered: dict[int, list[tuple[int, int]]] = {}  # the columns of a line that are a string, in bytes
+    for node in strings:
+        last = node.end_lineno or node.lineno
+        in_string.update(range(node.lineno, last))
+        for row in range(node.lineno, last + 1):
+            start = node.col_offset if row == node.lineno else 0
+            end = (node.end_col_offset or 0) if row == last else len(lines[row - 1].encode())
+            covered.setdefault(row, []).append((start, end))
+    for row, line in enumerate(lines, 1):
+        if "#" in line:
+            lines[row - 1] = _without_comment(line, covered.get(row, []))
+    for scope in ast.walk(tree):
+        if isinstance(scope, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and scope.body:
+            first = scope.body[0]
+            if isinstance(first, ast.Expr) and id(first.value) in literal and _alone(first, lines):
+                for row in range(first.lineno, (first.end_lineno or first.lineno) + 1):
+                    lines[row - 1] = ""
+                    in_string.discard(row)
+    kept = [line if row in in_string else line.rstrip() for row, line in enumerate(lines, 1)]
+    return [line if line or row in in_string else None for row, line in enumerate(kept, 1)]
+
+
+def _without_comment(line: str, strings: list[tuple[int, int]]) -> str:
+    """The line up to the first ``#`` that is not in a string."""
+    raw = line.encode()
+    at = raw.find(b"#")
+    while at >= 0 and any(start <= at < end for start, end in strings):
+        at = raw.find(b"#", at + 1)
+    return line if at < 0 else raw[:at].decode()
+
+
+def _alone(node: ast.Expr, lines: list[str]) -> bool:
+    """Whether nothing else stands on the lines of a docstring."""
+    before = lines[node.lineno - 1].encode()[: node.col_offset]
+    after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :]
+    return not before.strip() and not after.strip()
+
+
+def parse(text: str, path: Path | str) -> ast.Module:
+    """The tree of a source.
+
+    Raises:
+        ValueError: it is not Python; the message names file and line.
+    """
+    try:
+        return ast.parse(text, str(path))
+    except SyntaxError as error:
+        raise ValueError(f"{path}:{error.lineno}: {error.msg}") from error
+
+
+def statement_source(node: ast.stmt, source: str) -> str:
+    """The source of a statement, with its decorators: `ast.get_source_segment` leaves them out."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    return textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
