@@ -22,7 +22,7 @@ The traces are public profiler traces of real jobs with NCCL, from HolisticTrace
 # runs nothing: recorded traces of real GPUs
 from ddplab import record
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, assign
-from ddplab.cli import main
+from ddplab.cli.trace import show
 from ddplab.labs.plotting import ACCENT, RANK_COLORS, describe, name_rows, subplots
 from ddplab.labs.public_traces import FOLDER, JOBS, SAMPLED, public_trace
 from ddplab.trace import buckets, steps
@@ -132,9 +132,9 @@ record(pairs=len(pairs))
 # %%
 # The same in words
 # -----------------
-# ``ddplab trace`` says it of any file that torch.profiler has written.
+# ``ddplab trace`` says it of any file that torch.profiler has written: ``show`` is what the command calls.
 
-main(["trace", str(FOLDER / "a100-pair.json.gz")])
+show([FOLDER / "a100-pair.json.gz"])
 
 # %%
 
