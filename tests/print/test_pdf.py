@@ -88,6 +88,7 @@ def test_a_pdf_for_the_handbook_for_the_labs_and_for_each_chapter(sample_pdfs):
     assert names == {"sample", "sample-labs", "first", "second", "second-labs", "third"}
 
 
+@pytest.mark.core
 def test_cover_names_the_book_and_its_edition(texts):
     for line in (
         "The Sample Book",
@@ -99,6 +100,7 @@ def test_cover_names_the_book_and_its_edition(texts):
         assert line in texts[0]
 
 
+@pytest.mark.core
 def test_bookmarks_lead_from_chapters_to_sections(whole, labs):
     found = [(depth, title) for depth, title, _ in _bookmarks(whole)]
     assert (0, "The first chapter") in found
@@ -145,6 +147,7 @@ def test_an_empty_list_of_pages_is_left_out_and_its_pages_are_not(whole):
     assert "A page below" in titles
 
 
+@pytest.mark.core
 def test_every_line_of_code_is_complete(whole, texts):
     printed = FLAT.sub("", "".join(re.sub(r"^.*A long listing\n|\n\d+$", "", text) for text in texts))
     for line in LISTING.splitlines():
@@ -291,6 +294,11 @@ def test_a_figure_that_moves_on_the_web_says_where(texts):
     assert "A ring, step by step. It moves in the web book: first.html#a-stepper" in text
 
 
+def test_places_of_the_index_have_numbers_that_another_build_gives_them_too(whole):
+    places = {name for name in whole.named_destinations if re.match("index-[^-]", name)}
+    assert places == {f"index-{number}" for number in range(1, len(places) + 1)} != set()
+
+
 def test_rights_stand_behind_the_cover(texts):
     assert "Text may be shared with credit." in texts[1]
     assert "© The authors" in texts[1]
@@ -385,6 +393,14 @@ def test_a_page_drawn_for_two_pdfs_is_the_same_in_both(tmp_path):
     assert [page.extract_text() for page in again] == [page.extract_text() for page in book]
     assert [page.get_contents().get_data() for page in again] == [page.get_contents().get_data() for page in book]
     assert PdfReader(tmp_path / "third.pdf").pages[0].extract_text().split() == ["C‐D", "3"]
+
+
+def test_a_pdf_does_not_say_when_it_was_made(tmp_path):
+    """Two builds of the same sources make the same bytes; a test that passed need not read the second."""
+    sheet = ROOT / "handbook" / "_static" / "print.css"
+    for name in ("first", "second"):
+        weasy.set_pdf("<p>One<p>Two", ((sheet, sheet.read_text(encoding="utf-8")),), tmp_path / f"{name}.pdf")
+    assert (tmp_path / "first.pdf").read_bytes() == (tmp_path / "second.pdf").read_bytes()
 
 
 def test_another_weasyprint_is_refused(monkeypatch):

@@ -227,6 +227,13 @@ def test_cards_are_found_inside_boxes_and_not_inside_code(cards: dict[str, Card]
     assert (found.id, found.line, found.right_letters) == ("in-a-box", 5, "B")
 
 
+def test_what_is_kept_for_the_decks_does_not_say_in_which_folder_the_book_is(
+    book: TinyBook, cards: dict[str, Card]
+) -> None:
+    assert all(card.path.is_relative_to(book.root / "handbook") for card in cards.values())
+    assert book.root.name.encode() not in (book.root / "_build/cards.pickle").read_bytes()
+
+
 # -- decks ------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from os.path import relpath
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -159,7 +161,11 @@ def check(app: Sphinx, env: BuildEnvironment) -> None:
     register = _register(env)
     end_if_any(register.repeated("card"), "cards")
     _kept().parent.mkdir(exist_ok=True)
-    _kept().write_bytes(pickle.dumps({entry.id: entry.content for entry in register.entries()}))
+    cards: dict[str, Card] = {entry.id: entry.content for entry in register.entries()}
+    with _kept().open("wb") as file:
+        pickler = pickle.Pickler(file)
+        pickler.fast = True  # the same bytes, whichever process read a page
+        pickler.dump({name: replace(card, path=Path(relpath(card.path, labs.ROOT))) for name, card in cards.items()})
 
 
 def cards_of_the_book() -> dict[str, Card]:
@@ -172,7 +178,7 @@ def cards_of_the_book() -> dict[str, Card]:
         found: dict[str, Card] = pickle.loads(_kept().read_bytes())
     except (OSError, pickle.UnpicklingError, AttributeError, ImportError, EOFError):
         raise BuildError(f"the cards of the book are not in {_kept()}; run: make html") from None
-    return found
+    return {name: replace(card, path=labs.ROOT / card.path) for name, card in found.items()}
 
 
 def _kept() -> Path:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import html
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,13 +92,13 @@ def _rights(title: str, config: Any, stamp: list[str], licence: str) -> str:
 
 
 def cover_lines(config: Any, folder: Path) -> list[str]:
-    """What the cover says about the edition: the facts of its manifest, a file named from ``folder``."""
+    """What the cover says about the edition: the facts of its manifest, a file named from ``folder``.
+
+    Not the day of the build: the same sources make the same bytes.
+    """
     manifest = Path(folder, config.bookpdf_manifest) if config.bookpdf_manifest else None
     lines = [f"Version {config.release}"] if config.release else []
-    lines += manifest_lines(read_json(manifest)) if manifest and manifest.exists() else []
-    epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    today = datetime.datetime.fromtimestamp(int(epoch), datetime.timezone.utc) if epoch else datetime.datetime.now()
-    return [*lines, f"Set on {today:%Y-%m-%d}"]
+    return [*lines, *(manifest_lines(read_json(manifest)) if manifest and manifest.exists() else [])]
 
 
 def manifest_lines(manifest: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
+from itertools import count
 
 from .print_tree import SVG, classes, parents
 
@@ -49,15 +50,16 @@ def index_items(articles: list[ET.Element]) -> list[Item]:
     items: dict[str, Item] = {}
     said: dict[str, Counter[str]] = defaultdict(Counter)  # word → section → times
     first: dict[tuple[str, str], ET.Element] = {}
+    numbers = count(1)
     for article in articles:
         for term in _glossary(article):
             word = _plain(term)
-            items.setdefault(word, Item(word, code=False)).main.add(_id(term))
+            items.setdefault(word, Item(word, code=False)).main.add(_id(term, numbers))
         reference = article.get("id", "").startswith(("reference-", "repair-errors", "index"))
         for section, element, text, heading in _passages(article):
             if "error-message" in section:
                 if word := _message(element):
-                    items.setdefault(word, Item(word, code=True)).main.add(_id(element))
+                    items.setdefault(word, Item(word, code=True)).main.add(_id(element, numbers))
                 continue
             if reference:
                 continue
@@ -72,7 +74,7 @@ def index_items(articles: list[ET.Element]) -> list[Item]:
         most = [section for section, times in sections.most_common(MOST_PLACES) if times >= least]
         if items[word].code and len(sections) < 2 and sections.total() < LEAST:
             continue
-        items[word].places |= {_id(first[word, section]) for section in most}
+        items[word].places |= {_id(first[word, section], numbers) for section in most}
     found = [item for item in items.values() if item.main or item.places]
     return sorted(found, key=lambda item: (_letters(item.word), item.word))
 
@@ -149,10 +151,10 @@ def _message(pre: ET.Element) -> str:
     return line if len(line) <= MESSAGE_LETTERS else f"{short} …"
 
 
-def _id(element: ET.Element) -> str:
-    """The id of an element; it gets one if it has none."""
+def _id(element: ET.Element, numbers: Iterator[int]) -> str:
+    """The id of an element; it gets one with the next number if it has none."""
     if "id" not in element.attrib:
-        element.set("id", f"index-{id(element):x}")
+        element.set("id", f"index-{next(numbers)}")
     return element.attrib["id"]
 
 
