@@ -76,11 +76,11 @@ edition-unpack: $(call ready,book) ## check such a file, and put its edition bes
 	@test -n "$(FILE)" || { echo "make edition-unpack needs a file, such as: make edition-unpack FILE=h200.zip"; exit 2; }
 	$(kit) edition unpack $(FILE) $(if $(REPLACE),--replace)
 
-test: $(call ready,test) html ## claims whose record does not stand, and a sample of the rest; FULL=1, after make all: all the rest
-	$(PY) -m pytest $(PARALLEL) --records $(if $(FULL),,-m "not full") --durations=20
+test: $(call ready,test) html ## what changed since its recorded pass, a core that touches every room, and 3 % of the rest
+	$(PY) -m pytest $(PARALLEL) --ledger=changed -rs --durations=20
 
-test-all: $(call ready,test) all ## every test; REQUIRE_ALL=1 forbids skips for a missing browser, Pango, poppler or epubcheck
-	EVERY_TEXT=1 $(PY) -m pytest $(PARALLEL) --durations=20
+test-all: $(call ready,test) all ## every test, and the ledger of passes anew; REQUIRE_ALL=1 forbids skips for a missing tool
+	EVERY_TEXT=1 $(PY) -m pytest $(PARALLEL) --ledger=anew -rs --durations=20
 
 check: $(call ready,test) ## ruff, mypy, spelling, prose rules; internal links are checked by every build (-W)
 	$(PY) -m ruff check . && $(PY) -m ruff format --check .
@@ -105,7 +105,7 @@ mutations: $(call ready,test) ## break what claims say, and see their tests fail
 	$(PY) tests/mutations.py $(CLAIMS)
 
 shake: $(call ready,test) ## claims and kit while their ranks are stopped and continued at random (TESTS=… SECONDS=0.5 SEED=…)
-	$(PY) tests/shake.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(or $(TESTS),tests/claims tests/kit -m "not full")
+	$(PY) tests/shake.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(or $(TESTS),tests/claims tests/kit)
 
 fuzz: $(call ready,test) ## ten minutes of random logs for ddplab diagnose: it must answer, in linear time (SECONDS=600 SEED=…)
 	$(PY) tests/fuzz.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))

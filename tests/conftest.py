@@ -1,4 +1,4 @@
-"""What tests of several folders ask for: the built forms of the book, a browser, machines; and which of them run.
+"""What tests of several folders ask for: the built forms of the book, a browser, machines.
 
 What only some tests need (playwright, xdist) is imported where it is used: a cluster records an edition without it.
 """
@@ -6,22 +6,20 @@ What only some tests need (playwright, xdist) is imported where it is used: a cl
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ddplab.labs.machines import NamespaceError, Nodes
-from ddplab.recording.claims import standing
 from ddplab.runtime.needs import NotShownHere
-from tools import PATIENCE_S, ROOT, built, missing, need
+from ledger.watch import note_url
+from tools import PATIENCE_S, built, missing, need
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -33,7 +31,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What tests start can be interrupted, also if they run in the background of a shell, which then ignores Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LEFT_OUT = pytest.StashKey[list[str]]()  # names of test functions
+pytest_plugins = ["ledger.plugin"]
+
 FAILED = pytest.StashKey[dict[int, tuple[str, BaseException]]]()  # what went wrong before a test -> the first it ended
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
@@ -41,10 +40,8 @@ QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-backgroun
 
 def pytest_configure(config: pytest.Config) -> None:
     """What torch, torchrun and others leave in the folder for temporary files goes with the tests."""
-    if hasattr(config, "workerinput"):  # a process of xdist
-        config.stash[LEFT_OUT] = config.workerinput["left_out"]
-        return  # it inherits the folder
-    config.stash[LEFT_OUT] = _left_out() if config.getoption("--records") else []
+    if hasattr(config, "workerinput"):  # a process of xdist, which inherits the folder
+        return
     before = tempfile.gettempdir()
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", before)  # pytest's own folders stay, for who looks into a failure
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="ddplab-tests-")
@@ -52,42 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
     Finalize(None, shutil.rmtree, args=(tempfile.tempdir, True), exitpriority=-200)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--records``, with which `make test` leaves out what an edition shows already."""
-    parser.addoption("--records", action="store_true", help="leave out the claims whose committed record stands")
-
-
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out recorded claims if asked; a file stays in one process, unless its tests stand ``apart``."""
-    left_out = set(config.stash[LEFT_OUT])
-    deselected = [item for item in items if item.nodeid.split("[")[0] in left_out]
-    if deselected:
-        items[:] = [item for item in items if item not in set(deselected)]
-        config.hook.pytest_deselected(items=deselected)
+    """Keep a file in one process, but for its tests that stand ``apart``."""
     for item in items if config.pluginmanager.hasplugin("xdist") else ():
         if not item.get_closest_marker("apart"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say which claims were not run."""
-    if config.getoption("--records"):
-        count = len(config.stash[LEFT_OUT])
-        terminalreporter.write_line(f"{count} tests of claims stand as recorded; to run them, too: make test-all")
-
-
-def _left_out() -> list[str]:
-    """The tests whose records stand, less 3 % that the commit chooses, so that no record stands for ever unseen."""
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    chosen = random.Random(asked.stdout)
-    return [test for test in sorted(standing(ROOT)) if chosen.random() >= 0.03]
-
-
-@pytest.hookimpl(optionalhook=True)  # there is none without xdist
-def pytest_configure_node(node: Any) -> None:
-    """All processes leave out the same."""
-    node.workerinput["left_out"] = node.config.stash[LEFT_OUT]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -146,6 +113,7 @@ def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=QUIET, timeout=patience_ms)
         browser.on("context", lambda context: context.set_default_timeout(patience_ms))
+        browser.on("context", lambda context: context.on("request", lambda request: note_url(request.url)))
         yield browser
         browser.close()
 

@@ -58,7 +58,8 @@ def ended(pid: int) -> bool:
 def built(form: str) -> Path:
     """What ``make all`` left in ``_build`` before the tests, which only read it."""
     path = ROOT / "_build" / form
-    assert path.exists(), f"_build/{form} is not built: run `make all` first (`make test` builds what it needs)"
+    if not path.exists():
+        missing(f"_build/{form} is not built: run `make all` first")
     return path
 
 
@@ -68,6 +69,8 @@ def built_once(name: str, build: Callable[[Path], object]) -> Path:
     Where it fails, the test that asked first shows why, and those of other processes are skipped: the hook in
     ``conftest.py`` does the same for those of its own.
     """
+    from ledger import watch
+
     folder = Path(tempfile.gettempdir(), "built-once", name)
     folder.parent.mkdir(exist_ok=True)
     ready, failed = folder.with_suffix(".ready"), folder.with_suffix(".failed")
@@ -77,9 +80,11 @@ def built_once(name: str, build: Callable[[Path], object]) -> Path:
         if not ready.exists():
             folder.mkdir()
             failed.write_text(os.environ.get("PYTEST_CURRENT_TEST", "the first test that needs it"))
-            build(folder)
+            with watch.seen() as found:
+                build(folder)
             failed.unlink()
-            ready.touch()
+            ready.write_text("\n".join(sorted(found)))
+    watch.note({*ready.read_text().splitlines()})
     return folder
 
 

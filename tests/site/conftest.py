@@ -17,6 +17,11 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
+    def end_headers(self):
+        """Have every test read what it looks at: a file that the browser kept from another test, nobody sees read."""
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
 
 @pytest.fixture(scope="session")
 def site(html):

@@ -1,0 +1,44 @@
+"""Which tests a landing runs: prints "test", or "test-all" where the ledger is too old, or of another machine.
+
+A landing commits its passes once, so commits of the ledger count as landings; where git does not know the commit of the
+whole run, as in a shallow clone, all tests run.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ledger import machine
+from ledger.passes import FOLDER, ROOT, about
+
+LANDINGS = 5
+
+
+def landings(since: str) -> int | None:
+    """How many commits of the ledger came after this one; None: git cannot tell."""
+    command = ["git", "rev-list", "--count", f"{since}..HEAD", "--", str(FOLDER)]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return int(told.stdout) if told.returncode == 0 else None
+
+
+def main() -> None:
+    """Say on standard error why all run."""
+    ledger = about()
+    passed = landings(ledger["whole"]) if ledger else None
+    if not ledger or not machine.at_home(ledger):
+        why = "the ledger of passes is of another machine"
+    elif passed is None:
+        why = f"git does not know {ledger['whole']}, at which all tests last ran"
+    elif passed > LANDINGS:
+        why = f"all tests last ran {passed} landings ago, at {ledger['whole']}"
+    else:
+        why = ""
+    if why:
+        print(f"{why}: all run", file=sys.stderr)
+    print("test-all" if why else "test")
+
+
+if __name__ == "__main__":
+    main()
