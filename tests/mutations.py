@@ -2,7 +2,7 @@
 
     python tests/mutations.py                     # every mutation of tests/claims/mutations
     python tests/mutations.py no-sync-is-local    # those of these claims
-    python tests/mutations.py --cheap             # those that run side by side; `make test-all` runs one per file
+    python tests/mutations.py --cheap             # those that run side by side; a test runs one per file
 
 A mutation is a table of `tests/claims/mutations/*.toml`: `claim`, `replace` (text that stands once in the file),
 `with`, and, where it is useful, `about` (what it breaks) and `file` (a lab or the kit, such as

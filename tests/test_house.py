@@ -1,4 +1,4 @@
-"""What `make test` leaves out, what a failed fixture does to the tests that share it, and what processes share."""
+"""Which records of claims stand, what a failed fixture does to the tests that share it, and what processes share."""
 
 import os
 import re

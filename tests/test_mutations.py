@@ -10,7 +10,6 @@ def test_each_mutation_finds_its_claim_and_its_text():
     assert mutations.read()
 
 
-@pytest.mark.full
 @pytest.mark.timeout(1200)  # a test of each file of claims, which wait more than they compute
 def test_a_mutation_of_each_file_of_claims_is_caught():
     """The first of each test file, all in one pytest; `make mutations` runs all of them."""

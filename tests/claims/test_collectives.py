@@ -1,5 +1,6 @@
 """All-reduce taken apart: its two halves, and a ring made by hand."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from proof import proves
@@ -65,6 +66,7 @@ def test_each_rank_sends_less_than_two_tensors_in_a_ring():
         assert launch(worker, ranks, elements) == [2 * (ranks - 1) * elements // ranks] * ranks
 
 
+@pytest.mark.core
 @proves("ring-equals-allreduce")
 def test_a_ring_made_by_hand_equals_all_reduce():
     """On 2 ranks there is one addition, and one result; on 3 and 4 the order of the additions differs."""

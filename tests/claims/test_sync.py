@@ -2,6 +2,7 @@
 
 import contextlib
 
+import pytest
 import torch
 import torch.distributed as dist
 from proof import proves
@@ -32,6 +33,7 @@ def agree(gradients):
     return all(torch.equal(gradients[0], other) for other in gradients[1:])
 
 
+@pytest.mark.core
 @proves("grads-equal-after-backward")
 def test_gradients_are_equal_when_backward_returns():
     """Local gradients, seen by a tensor hook, differ; what ``.grad`` holds after backward is equal bit for bit."""
@@ -67,6 +69,7 @@ def test_the_optimizer_step_issues_no_collective():
         assert launch(worker, 2, optimizer_class) == [(3, [])] * 2
 
 
+@pytest.mark.core
 @proves("gradient-is-mean")
 def test_the_gradient_is_the_mean_over_ranks():
     """One process computes every rank's gradient by itself; their mean is what DDP leaves on each rank."""
@@ -86,6 +89,7 @@ def test_the_gradient_is_the_mean_over_ranks():
             torch.testing.assert_close(reduced, mean, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.core
 @proves("no-sync-acts-on-forward")
 def test_no_sync_takes_effect_in_the_forward():
     """Around backward only, the gradients are still reduced; around the forward only, they are not."""

@@ -126,7 +126,6 @@ def row(said, name):
     return re.search(rf"(?m)^{name} +\d.*$", said)[0]
 
 
-@pytest.mark.full
 def test_a_whole_visit_in_two_calls(tree):
     """One lab fails, one needs what is not there, two launch; another call repairs, and repeats nothing else."""
     tree.lab("mfu", 'raise ValueError("too fast")')
@@ -278,7 +277,6 @@ def test_wheels_and_another_nccl_are_taken_along(tree):
     assert tree.edition().lab("mfu")["blocks"][0]["printed"] == ["from the wheel"]
 
 
-@pytest.mark.full
 def test_the_other_nccl_has_an_edition_of_its_own(tree):
     """Its version is in the name; only the slice of two ranks is repeated under it."""
     compiler = need("cc", "gcc")

@@ -2,8 +2,7 @@
 
 import itertools
 import textwrap
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +69,6 @@ def first_messages_each(
         texts = {tried: text_of(exercise, *one, file=file) for (name, tried), one in edits.items() if name == exercise}
         messages |= {(exercise, tried): message for tried, message in first_messages(exercise, texts, folder).items()}
     return messages
-
-
-def tiered(keys: Iterable[Any], often: int = 3) -> list[Any]:
-    """Parameters of a test: the first of each exercise for every change, the others for ``make test-all``."""
-    seen: Counter[str] = Counter()
-    parameters = []
-    for key in keys:
-        exercise = key[0] if isinstance(key, tuple) else ""
-        seen[exercise] += 1
-        parameters.append(pytest.param(key, id=str(key), marks=[] if seen[exercise] <= often else pytest.mark.full))
-    return parameters
 
 
 def asked_for(request: pytest.FixtureRequest) -> set[Any]:

@@ -25,13 +25,11 @@ STARTER = {
 EACH = pytest.mark.parametrize("name", sorted(path.parent.name for path in EXERCISES.glob("*/starter.py")))
 
 
-@pytest.mark.full  # most pass for every change in the file of their exercise, beside wrong ones
 @EACH
 def test_the_solution_passes_in_ranks_of_its_own(name):
     assert passes_all(name, EXERCISES / name / "solution.py")
 
 
-@pytest.mark.full
 @EACH
 def test_the_starter_gets_what_to_do_first(name, tmp_path):
     mentions(first_failure(name, tmp_path, text_of(name, file="starter")), STARTER[name])

@@ -128,6 +128,7 @@ def test_bad_input_is_one_object_with_json(capsys):
     assert "no exercise is called 'nothing'" in json.loads(capsys.readouterr().out)["error"]
 
 
+@pytest.mark.core
 def test_a_right_file_ends_with_0(capsys):
     solution = EXERCISES / NAME / "solution.py"
     assert cli.main(["grade", NAME, str(solution), *PATIENT]) == 0
@@ -137,6 +138,7 @@ def test_a_right_file_ends_with_0(capsys):
     assert "\033" not in output.out
 
 
+@pytest.mark.core
 def test_a_wrong_file_ends_with_1_and_says_why(tmp_path):
     (tmp_path / "mine.py").write_text(ONLY_SUM)
     done = run("grade", NAME, "mine.py", *PATIENT, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
@@ -186,7 +188,6 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
-@pytest.mark.full
 def test_stopped_by_a_signal_it_takes_its_processes_along(tmp_path):
     """Two graders side by side: one is stopped as Ctrl-C does, the other as `kill` does."""
     text = (

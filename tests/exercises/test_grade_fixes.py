@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from graded import asked_for, first_failure, first_messages_each, mentions, text_of, tiered
+from graded import asked_for, first_failure, first_messages_each, mentions, text_of
 
 from ddplab.grading.exercises import EXERCISES, section
 
@@ -337,7 +337,7 @@ RIGHT = {
     (BRANCH, "adds zero"): [("        return out\n", "        return out + 0 * (self.night(h) + self.day(h))\n")],
 }
 
-# Those whose ranks end, raise or diverge; a few of them are enough for every change.
+# Those whose ranks end, raise or diverge.
 ALONE = [
     (HANG, "a longer timeout"),
     (HANG, "waits for the slow one"),
@@ -356,7 +356,6 @@ ALONE = [
     (BRANCH, "no_sync where a branch is empty"),
     (BRANCH, "a static graph"),
 ]
-OFTEN = [(HANG, "waits for the slow one"), (RESUME, "only rank 0 resumes")]
 
 
 @pytest.fixture(scope="module")
@@ -370,20 +369,18 @@ def messages(tmp_path_factory, request):
     )
 
 
-@pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
+@pytest.mark.parametrize("key", [key for key in WRONG if key not in ALONE], ids=str)
 def test_a_wrong_fix_gets_the_reason(key, messages):
     mentions(messages[key], WRONG[key][1])
 
 
-@pytest.mark.parametrize(
-    "key", [pytest.param(key, marks=[] if key in OFTEN else pytest.mark.full) for key in ALONE], ids=str
-)
+@pytest.mark.parametrize("key", ALONE, ids=str)
 def test_one_whose_ranks_end_or_diverge_gets_the_reason(key, tmp_path):
     edits, words = WRONG[key]
     mentions(first_failure(key[0], tmp_path, text_of(key[0], *edits, file="starter")), words)
 
 
-@pytest.mark.parametrize("key", tiered([*((name, "solution") for name in NAMES), *RIGHT], often=1))
+@pytest.mark.parametrize("key", [*((name, "solution") for name in NAMES), *RIGHT], ids=str)
 def test_a_right_fix_passes(key, messages):
     assert messages[key] == ""
 

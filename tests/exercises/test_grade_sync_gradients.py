@@ -3,7 +3,7 @@
 import textwrap
 
 import pytest
-from graded import asked_for, first_failure, first_messages, mentions, text_of, tiered
+from graded import asked_for, first_failure, first_messages, mentions, text_of
 
 NAME = "sync-gradients"
 IMPORTS = "import torch\nimport torch.distributed as dist\nimport torch.distributed.nn\nfrom torch import nn\n\n\n"
@@ -207,17 +207,17 @@ def messages(tmp_path_factory, request):
     return first_messages(NAME, {key: texts[key] for key in texts if key in asked}, tmp_path_factory.mktemp("messages"))
 
 
-@pytest.mark.parametrize("key", tiered(key for key in WRONG if key not in ALONE))
+@pytest.mark.parametrize("key", [key for key in WRONG if key not in ALONE])
 def test_a_wrong_solution_gets_the_reason(key, messages):
     mentions(messages[key], WRONG[key][1])
 
 
-@pytest.mark.parametrize("name", tiered(ALONE, often=1))
+@pytest.mark.parametrize("name", ALONE)
 def test_one_whose_ranks_end_or_diverge_gets_the_reason(name, tmp_path):
     body, words = WRONG[name]
     mentions(first_failure(NAME, tmp_path, mine(body)), words)
 
 
-@pytest.mark.parametrize("key", tiered(["solution", "another"], often=1))
+@pytest.mark.parametrize("key", ["solution", "another"])
 def test_a_right_solution_passes(key, messages):
     assert messages[key] == ""

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from graded import first_failure, mentions, message_to_a_hang, passes_all, tiered
+from graded import first_failure, mentions, message_to_a_hang, passes_all
 
 from ddplab.grading.exercises import EXERCISES
 from tools import PATIENCE_S, ended
@@ -156,13 +156,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(WRONG))
+@pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_solution_gets_the_reason(name, tmp_path):
     edits, words = WRONG[name]
     mentions(first_failure(NAME, tmp_path, but(*edits)), words)
 
 
-@pytest.mark.full
 def test_another_right_solution_passes(tmp_path):
     """Variables in the new processes, Process and join, a sum of its own, and no `del`."""
     path = tmp_path / "mine.py"
@@ -198,7 +197,6 @@ SETS = """
     meet = None"""
 
 
-@pytest.mark.full
 def test_what_it_starts_ends_with_the_check(tmp_path, monkeypatch):
     """Ranks that hang, in processes of the learner's own, are gone when the grader has given up."""
     note = f"open({str(tmp_path / 'pids')!r}, 'a').write(f'{{__import__(\"os\").getpid()}}\\n')"

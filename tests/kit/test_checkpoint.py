@@ -156,6 +156,7 @@ def in_child(work):
 # -- what it restores ---------------------------------------------------------------------------------
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("ranks", [None, 1, 2, 3])
 def test_everything_comes_back(tmp_path, ranks):
     """Losses, weights, buffers, Adam's moments, the scale and the learning rate go on as if nothing had happened."""

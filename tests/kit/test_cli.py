@@ -9,6 +9,7 @@ from refusal import refused
 from ddplab import cli
 
 
+@pytest.mark.core
 def test_without_a_word_it_greets_with_examples_that_work(capsys):
     assert cli.main([]) == 0
     examples = re.findall(r"^  (ddplab .*?)  +\S", capsys.readouterr().out, re.MULTILINE)

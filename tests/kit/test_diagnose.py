@@ -95,6 +95,7 @@ def test_what_is_not_known_is_not_guessed(log):
     assert answers_to(log) == []
 
 
+@pytest.mark.core
 def test_equal_exceptions_count_as_one():
     best, *others = answers_to("interleaved_no_rank")
     assert (best.count, others) == (2, [])
@@ -102,6 +103,7 @@ def test_equal_exceptions_count_as_one():
     assert "`/home/me/train.py:12 in main`" in best.cause
 
 
+@pytest.mark.core
 def test_the_exception_behind_a_wrapper_is_named():
     assert "KeyError: 9" in answers_to("data_loader")[0].title
     assert "`/home/me/data.py:9 in __getitem__`" in answers_to("data_loader")[0].cause
@@ -739,7 +741,6 @@ def test_it_imports_neither_torch_nor_what_starts_ranks():
     assert not {"torch", "numpy", "cloudpickle", "multiprocessing", "jsonschema"} & set(imported)
 
 
-@pytest.mark.full
 def test_memory_does_not_grow_with_the_log():
     program = """
         from pathlib import Path

@@ -37,6 +37,7 @@ def fork_server() -> psutil.Process:
     return next(child for child in psutil.Process().children() if "multiprocessing.forkserver" in str(child.cmdline()))
 
 
+@pytest.mark.core
 def test_results_come_back_in_rank_order_and_the_group_is_ready():
     def worker(base):
         total = torch.tensor([float(dist.get_rank())])
@@ -82,6 +83,7 @@ def test_what_a_worker_leaves_is_not_collected_at_its_end():
     assert launch(worker, 1) == ["done"]
 
 
+@pytest.mark.core
 def test_prints_one_lane_per_rank(capfd):
     def worker():
         print("first")
@@ -102,6 +104,7 @@ def test_refuses_a_time_bound_that_is_none():
         launch(lambda: None, 2, timeout_s=0)
 
 
+@pytest.mark.core
 def test_raises_with_the_traceback_of_the_rank_that_failed_first():
     def worker():
         if dist.get_rank() == 1:

@@ -1,6 +1,5 @@
 """Each behaviour that PyTorch's tests check, with torch's DDP and with the one from scratch."""
 
-import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -16,7 +15,6 @@ def test_what_is_meant_to_differ_differs():
     assert {title: tuple(map(cell, both)) for title, both in seen.items()} == meant
 
 
-@pytest.mark.full
 def test_behaviours_at_three_ranks():
     """Three addends may round differently in differently packed buckets; all else is as at two ranks."""
     titles = [title for title, b in BEHAVIOURS.items() if not b.alone and not b.refused and not b.differs]

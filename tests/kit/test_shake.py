@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import psutil
-import pytest
 
 from tools import PATIENCE_S, ROOT
 
@@ -36,7 +35,6 @@ def test_that_fails():
 """
 
 
-@pytest.mark.full
 def test_ranks_are_stopped_and_continued(tmp_path):
     (tmp_path / "test_it.py").write_text(TESTS)
     command = [sys.executable, ROOT / "tests" / "shake.py", "--seconds", "0.5", "--seed", "7", "-p", "no:cacheprovider"]

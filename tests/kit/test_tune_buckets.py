@@ -128,7 +128,6 @@ def check_the_text(found):
     assert re.search(r"Keep the default: .* 3.00 ms .* more than the default", " ".join(text.split()))
 
 
-@pytest.mark.full
 def test_models_batches_and_losses_of_all_kinds(tmp_path):
     kinds = {
         "a tensor": "Net(), torch.ones(4, 8)",
@@ -234,7 +233,6 @@ def torchrun(*arguments):
     )
 
 
-@pytest.mark.full
 def test_under_torchrun_rank_0_speaks(module):
     noisy = module(QUICK.replace("return", "print('noise'); return"))
     done = torchrun(noisy, "--seconds", PATIENCE_S, "--caps", 1, "--json")
@@ -244,7 +242,6 @@ def test_under_torchrun_rank_0_speaks(module):
     assert done.stderr.count("noise") == 1
 
 
-@pytest.mark.full
 def test_under_torchrun_one_line_says_what_is_wrong(module):
     done = torchrun(module("def build(): return 3"))
     assert done.returncode != 0
@@ -253,7 +250,6 @@ def test_under_torchrun_one_line_says_what_is_wrong(module):
     ]
 
 
-@pytest.mark.full
 def test_under_srun(module):
     """The variables of ``srun --ntasks=2 python -m ddplab …`` on one node."""
     told = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}
@@ -332,7 +328,6 @@ def on_a_terminal(arguments, **more):
     return process.returncode, printed, drawn.decode()
 
 
-@pytest.mark.full
 def test_a_bar_is_drawn_on_a_terminal(module):
     code, printed, drawn = on_a_terminal([module(LARGER), "--seconds", PATIENCE_S, "--caps", 0.25])
     assert code == 0
@@ -354,7 +349,6 @@ def imports_torch(process):
         return False
 
 
-@pytest.mark.full
 def test_ctrl_c_ends_quietly_and_leaves_nothing(module, tmp_path):
     """While the fork server imports torch, in the reader's function, and while it measures; all three side by side."""
     source = """\

@@ -215,7 +215,6 @@ def test_a_chapter_has_its_cards_its_figures_and_right_page_numbers(chapter):
     assert chapter.reader.metadata.title.endswith("The DDP Handbook")
 
 
-@pytest.mark.full
 def test_the_handbook_has_every_card_and_right_page_numbers(handbook):
     handbook.check()
     cards = cards_of_the_book()
@@ -225,7 +224,6 @@ def test_the_handbook_has_every_card_and_right_page_numbers(handbook):
     assert handbook.sparse() == []
 
 
-@pytest.mark.full
 def test_what_the_handbook_prints_of_a_lab_is_not_printed_twice(handbook, companion):
     said = flat("mlp               24  12.0      default         2   1 11")
     assert said in handbook.text
@@ -233,7 +231,6 @@ def test_what_the_handbook_prints_of_a_lab_is_not_printed_twice(handbook, compan
     assert "".join(companion.pages).count("What it printed is in the handbook") > 100
 
 
-@pytest.mark.full
 def test_the_companion_has_every_line_of_every_lab_that_teaches_and_right_page_numbers(companion):
     companion.check()
     default = Edition(ROOT / "gallery" / "editions" / "cpu-gloo")
@@ -251,7 +248,6 @@ def test_the_companion_has_every_line_of_every_lab_that_teaches_and_right_page_n
         assert flat("".join(companion.pages)).count(named) == drawings, script.name
 
 
-@pytest.mark.full
 def test_each_chapter_alone_has_its_drill_and_the_page_numbers_of_the_handbook(pdf):
     chapters = [path for path in sorted(pdf.glob("*.pdf")) if not path.stem.startswith("ddp-")]
     assert {"understand-idea", "run-launch", "keep-save"} <= {path.stem for path in chapters}
@@ -265,7 +261,6 @@ def test_each_chapter_alone_has_its_drill_and_the_page_numbers_of_the_handbook(p
     assert any("The DDP Handbook" in page and "16. Buckets" in page for page in alone.pages)
 
 
-@pytest.mark.full
 def test_the_sheet_of_formulas_is_two_pages(html, tmp_path):
     sheet = printed_alone("interviews/sheet", tmp_path)
     numbered = [label for label in sheet.reader.page_labels if label.isdigit()]

@@ -327,7 +327,6 @@ def outside_formulas(element):
     return "".join(parts)
 
 
-@pytest.mark.full
 def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides):
     assert DECKS
     for name in DECKS:
@@ -346,7 +345,6 @@ def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides):
             before = at
 
 
-@pytest.mark.full
 def test_no_text_leaves_its_page(slides):
     for name in DECKS:
         for kind in (f"{name}.pdf", f"{name}-notes.pdf"):
@@ -355,7 +353,6 @@ def test_no_text_leaves_its_page(slides):
                 assert not outside, f"{kind}, page {number}: {outside}"
 
 
-@pytest.mark.full
 def test_a_slide_says_one_thing(slides):
     for name in DECKS:
         page = BeautifulSoup((slides / f"{name}.html").read_text(), "html.parser")
@@ -399,7 +396,6 @@ UNREADABLE = """least => Reveal.getSlides().flatMap((slide, number) => {
 })"""
 
 
-@pytest.mark.full
 @pytest.mark.apart
 @pytest.mark.parametrize("name", DECKS)
 def test_in_a_browser_slides_fit_every_screen_and_load_nothing_from_elsewhere(browser, slides, name):

@@ -11,7 +11,6 @@ import pytest
 from slurm import Slurm, readers_folder
 
 Finished = Callable[[str, int], dict[int, str]]
-pytestmark = pytest.mark.full
 
 
 def hashes(said: str) -> dict[int, str]:

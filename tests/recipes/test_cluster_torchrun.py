@@ -5,14 +5,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from ddplab.labs.machines import Machine, Nodes, Program, torchrun
 from tools import PATIENCE_S
 
 PROGRAM = str(Path(__file__).with_name("stand_in.py"))
 FOREVER = ("--nproc-per-node=1", PROGRAM, "--steps=1000000", "--checkpoint=never.pt")
-pytestmark = pytest.mark.full
 
 
 def ended(programs: list[Program]) -> list[str]:

@@ -325,7 +325,6 @@ def test_two_machines(nodes: Nodes) -> None:
     assert not silence.startswith("hello_ranks")
 
 
-@pytest.mark.full
 def test_srun_python(slurm: Slurm, tmp_path: Path) -> None:
     script = tmp_path / "hello.sbatch"
     lines = ["#!/bin/bash", "export MASTER_ADDR=$(hostname --ip-address) CUDA_VISIBLE_DEVICES="]
@@ -337,7 +336,6 @@ def test_srun_python(slurm: Slurm, tmp_path: Path) -> None:
     assert "ranks 0-1 on node0; ranks 2-3 on node1" in said
 
 
-@pytest.mark.full
 def test_a_missing_rank_is_named(here: Sequence[Machine], event: Path) -> None:
     port = free_port()
     table, silence = ended(start(here, [0], 4, port, event, MEETS_ANOTHER) + start(here, [1], 4, port))
@@ -346,7 +344,6 @@ def test_a_missing_rank_is_named(here: Sequence[Machine], event: Path) -> None:
     assert not silence
 
 
-@pytest.mark.full
 def test_without_rank_0_the_others_speak(here: Sequence[Machine], now: Path) -> None:
     for rank, said in zip((1, 2), ended(start(here, [1, 2], 3, free_port(), now)), strict=True):
         assert f"rank {rank} on" in said
@@ -354,7 +351,6 @@ def test_without_rank_0_the_others_speak(here: Sequence[Machine], now: Path) -> 
         assert "→ start rank 0" in said
 
 
-@pytest.mark.full
 def test_a_rank_that_dies_under_torchrun_is_named(here: Sequence[Machine], event: Path) -> None:
     """It dies once rank 0 has met the others; torchrun then stops them, and rank 0 still has the time to speak."""
     dies = event.with_name("dies.py")
@@ -374,7 +370,6 @@ runpy.run_path({str(RECIPE)!r}, run_name="__main__")
     assert "rank 2: no message before the launcher stopped this run" in said
 
 
-@pytest.mark.full
 def test_a_rank_given_twice(here: Sequence[Machine], event: Path) -> None:
     """Whoever should have been rank 2 came as rank 1; so rank 0 waits, until the second one has come."""
     port = free_port()
@@ -410,7 +405,6 @@ def test_debians_name_for_itself(nodes: Nodes) -> None:
     assert "announces the address 127.0.1.1: its host name resolves to" in " ".join(table.split())
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("what", ["port", "cable"])
 def test_a_store_that_does_not_answer(nodes: Nodes, what: str, now: Path) -> None:
     with nodes[0].blocked(29500) if what == "port" else nodes.unplugged(nodes[1]):
@@ -420,7 +414,6 @@ def test_a_store_that_does_not_answer(nodes: Nodes, what: str, now: Path) -> Non
     assert "no answer" in said or "No route" in said
 
 
-@pytest.mark.full
 def test_only_the_port_of_the_store_is_open(nodes: Nodes, event: Path) -> None:
     with nodes[0].blocked("32768-60999"):  # ports that the system picks
         table, _ = ended(start(nodes, [0, 1], 2, hurry=event, more=SHORT_CONNECT))
@@ -428,7 +421,6 @@ def test_only_the_port_of_the_store_is_open(nodes: Nodes, event: Path) -> None:
     assert "open all ports between machines" in table
 
 
-@pytest.mark.full
 def test_names_that_mean_nothing_or_the_wrong_machine(nodes: Nodes, now: Path) -> None:
     for said in ended(start(nodes, [0, 1], 2, hurry=now, MASTER_ADDR="node9")):
         assert "the name is unknown" in said
@@ -438,7 +430,6 @@ def test_names_that_mean_nothing_or_the_wrong_machine(nodes: Nodes, now: Path) -
     assert "MASTER_ADDR is 10.77.0.2, but rank 0 runs on node0" in " ".join(table.split())
 
 
-@pytest.mark.full
 def test_another_program_has_the_port(here: Sequence[Machine], now: Path) -> None:
     """torch's own client would wait for it without end, whatever its timeout."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -449,7 +440,6 @@ def test_another_program_has_the_port(here: Sequence[Machine], now: Path) -> Non
     assert "ss -ltnp" in said
 
 
-@pytest.mark.full
 def test_a_rank_that_hangs_in_a_check(here: Sequence[Machine], event: Path) -> None:
     """Inside torch, as far as the program can see; rank 0 has gloo's own bound and says both."""
     port = free_port()
@@ -459,7 +449,6 @@ def test_a_rank_that_hangs_in_a_check(here: Sequence[Machine], event: Path) -> N
     assert "not checked: small all-reduce, large all-reduce" in table
 
 
-@pytest.mark.full
 def test_a_rank_0_that_freezes_holds_nobody(here: Sequence[Machine], event: Path) -> None:
     """With it its store is silent, and torch's client waits for that without end, whatever its timeout."""
     port = free_port()

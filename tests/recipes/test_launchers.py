@@ -30,7 +30,6 @@ def validation(said: str) -> str:
     return re.search(r"validation loss \S+", said)[0]
 
 
-@pytest.mark.full
 def test_spawn_trains_as_torchrun_does(tmp_path: Path) -> None:
     """The same program, unchanged: two ranks end with the same validation loss under both."""
     spawned = python("spawn.py", "2", "train.py", *SMALL, f"--out={tmp_path}/spawn")
@@ -39,7 +38,6 @@ def test_spawn_trains_as_torchrun_does(tmp_path: Path) -> None:
     assert validation(spawned.stdout) == validation(said)
 
 
-@pytest.mark.full
 def test_spawn_passes_on_the_exit_code() -> None:
     """2: train.py refuses a batch that two ranks cannot share; torchrun would say 1."""
     assert python("spawn.py", "2", "train.py", "--batch=7").returncode == 2
@@ -48,7 +46,6 @@ def test_spawn_passes_on_the_exit_code() -> None:
     assert usage.stderr.startswith("usage:")
 
 
-@pytest.mark.full
 def test_notebook(tmp_path: Path) -> None:
     """Every cell of the notebook, in a kernel: torchrun, a written file, launch, and the spawn that fails."""
     try:
@@ -79,7 +76,6 @@ def test_notebook(tmp_path: Path) -> None:
     assert "ProcessExitedException" in spawned
 
 
-@pytest.mark.full
 def test_slurm_numbers_processes(slurm: Slurm, tmp_path: Path) -> None:
     """srun sets SLURM_ variables and none of those that init_process_group reads."""
     script = tmp_path / "variables.sbatch"
@@ -136,7 +132,6 @@ def test_the_schema_wants_a_runtime(validate) -> None:
         validate(job)
 
 
-@pytest.mark.full
 def test_torchrun_in_pods(tmp_path: Path) -> None:
     """Two agents with the command of the manifest and the variables that Kubeflow's runtime sets in each pod."""
     command = manifest()["spec"]["trainer"]["command"]

@@ -12,7 +12,6 @@ import pytest
 
 from trainer import checkpoint, start_python
 
-pytestmark = pytest.mark.full
 WORDS = [f"word{i}" for i in range(200)]
 
 

@@ -176,7 +176,6 @@ def stand_ins(tmp_path):
     return folder
 
 
-@pytest.mark.full
 def test_a_hub_model_learns_mrpc_on_stand_ins(stand_ins, tmp_path):
     flags = ["--dataset", "mrpc", "--model", "hf:tiny", "--context", 20, "--batch", 8, "--steps", 40, "--lr", 0.05]
     said = train(2, *flags, "--out", tmp_path, how=start_python, path=stand_ins)
@@ -184,7 +183,6 @@ def test_a_hub_model_learns_mrpc_on_stand_ins(stand_ins, tmp_path):
     assert set(checkpoint(tmp_path)["model"]) == {"embed.weight", "head.weight", "head.bias"}
 
 
-@pytest.mark.full
 def test_a_hub_that_has_no_such_model_or_libraries_that_are_missing(stand_ins, tmp_path):
     flags = ["--dataset", "mrpc", "--out", tmp_path, "--model"]
     said = refusal(2, *flags, "hf:absent", how=start_python, path=stand_ins)

@@ -93,7 +93,6 @@ def test_stopped_within_an_epoch_it_ends_bit_for_bit_as_if_it_never_had(same, si
     assert checkpoint(tmp_path / "alone")["step"] == STEPS_PER_EPOCH + 9
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_killed_anywhere_it_makes_the_same_curve_and_the_same_bits(same, ranks, tmp_path):
     """KILLS=n kills that often for each number of ranks; the last checkpoint is never lost."""
@@ -157,7 +156,6 @@ def test_resume_never_begins_anew_and_sets_aside_what_was_there(same, tmp_path):
     assert "resumed after step 4" in train(2, *same, "--steps", 4)
 
 
-@pytest.mark.full
 def test_it_runs_with_the_managers_file_beside_it_in_place_of_the_kit(tmp_path):
     shutil.copy(TRAIN, tmp_path)
     shutil.copy(manager.__file__, tmp_path)
@@ -174,7 +172,6 @@ def test_it_runs_with_the_managers_file_beside_it_in_place_of_the_kit(tmp_path):
     assert alone.err.endswith("No module named 'checkpoint'\n")
 
 
-@pytest.mark.full
 def test_a_signal_to_torchrun_reaches_the_ranks(tmp_path):
     needs(torch="2.11")  # the torchrun of 2.8 does not know --signals-to-handle
     options = ["--standalone", "--nproc-per-node=2", "--signals-to-handle=SIGTERM,SIGUSR1"]
@@ -191,7 +188,6 @@ def test_a_signal_to_torchrun_reaches_the_ranks(tmp_path):
     assert checkpoint(tmp_path)["step"] >= 3
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("workers", [0, 2, 4])
 def test_sigterm_to_every_process_of_torchrun_loses_nothing(workers, tmp_path):
     """As Kubernetes, scancel and preemption do it; a worker that obeys would end its rank with an error."""

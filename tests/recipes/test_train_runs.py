@@ -24,7 +24,6 @@ from tools import PATIENCE_S
 from trainer import TINY, TRAIN, checkpoint, losses, start, tensors, train, validation
 
 
-@pytest.mark.full
 def test_the_validation_loss_falls_under_torchrun(tmp_path):
     small = ["--width", "64", "--layers", "2", "--steps", "90", "--save-every", "30"]
     said = torchrun("train.py", 2, "--out", str(tmp_path), *small, timeout_s=PATIENCE_S)
@@ -59,7 +58,6 @@ def test_each_rank_has_its_own_samples_and_its_own_dropout(tmp_path):
     assert not one["torch"].equal(other["torch"])
 
 
-@pytest.mark.full
 def test_half_precision_learns_as_full_precision_does(tmp_path):
     same = [*TINY, "--steps", 40, "--log-every", 10]
     kinds = ["fp32", "bf16", "fp16"]
@@ -82,6 +80,7 @@ def test_its_log_tells_speed_and_memory_and_the_fused_step_learns_alike(tmp_path
     assert losses(fused) == pytest.approx(losses(plain), abs=2e-4)
 
 
+@pytest.mark.core
 def test_alone_without_any_variable(tmp_path):
     with loopback(1) as (host,):
         alone = host.fork(["python", str(TRAIN), *map(str, TINY), "--steps", "2", "--out", str(tmp_path)])

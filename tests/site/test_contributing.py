@@ -52,7 +52,6 @@ def run(project: Path, module: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.full
 def test_the_chapter_is_built_with_what_was_recorded(project):
     run(project, "sphinx", "-c", ".", "-W", "-b", "html", "handbook", "_build/html")
     page = BeautifulSoup((project / "_build/html/warm_up.html").read_text(), "html.parser")
@@ -64,7 +63,6 @@ def test_the_chapter_is_built_with_what_was_recorded(project):
     assert "warm-up-all-hold-the-sum" in claims
 
 
-@pytest.mark.full
 def test_the_deck_takes_numbers_figures_and_cards(project):
     run(project, "sphinx", "-W", "-b", "revealjs", "slides", "_build/slides")
     deck = BeautifulSoup((project / "_build/slides/warm-up.html").read_text(), "html.parser")
@@ -77,7 +75,6 @@ def test_the_deck_takes_numbers_figures_and_cards(project):
     assert "edition mine" in deck.select_one(".deck-footer").get_text()
 
 
-@pytest.mark.full
 def test_the_error_entry_diagnoses_its_sample(project, tmp_path):
     (tmp_path / "log").write_text("[rank1]: WarmUpError: lost the thread on rank 1\n")
     assert "warm-up-lost" in run(project, "ddplab", "diagnose", str(tmp_path / "log"))

@@ -20,7 +20,6 @@ from diagnose_logs import BOOK, FOLLOWED, KNOWN, LOGS, SAMPLES, WRAPPED, answer
 from tiny_book import TinyBook
 from tools import ROOT
 
-pytestmark = pytest.mark.full
 LOG = dict(LOGS)
 STATIC = ROOT / "handbook" / "_static"
 TRY = [("own exception", LOG["user.log"].decode()), ("nothing <known>", "all is well\n")]

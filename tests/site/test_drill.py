@@ -11,7 +11,6 @@ from test_pages import THEME, too_wide
 
 from _ext.forms.reading_time import WORDS_PER_MINUTE
 
-pytestmark = pytest.mark.full
 KEPT = "JSON.parse(localStorage.getItem('ddp-progress'))"
 WIDTHS = [1440, 1024, 390]
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

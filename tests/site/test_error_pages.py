@@ -3,13 +3,10 @@
 import gzip
 import re
 
-import pytest
 from bs4 import BeautifulSoup
 
 from ddplab.diagnose import entries
 from ddplab.diagnose.answers import page_of
-
-pytestmark = pytest.mark.full
 
 
 def read(path):

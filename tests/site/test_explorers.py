@@ -15,8 +15,6 @@ from _ext.explorers.interval_drawing import Job, interval_words
 from _ext.explorers.step_drawing import step_words
 from tiny_book import EXTENSIONS, TinyBook
 
-pytestmark = pytest.mark.full
-
 # -- in a browser ------------------------------------------------------------------------------------
 
 

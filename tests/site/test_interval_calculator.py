@@ -7,8 +7,6 @@ import pytest
 from _ext.explorers.interval_drawing import Job, interval_words
 from ddplab.model.interval import daly_s, lost_fraction, young_s
 
-pytestmark = pytest.mark.full
-
 
 def random_job(rng: random.Random) -> dict[str, float]:
     """From saves of milliseconds and years without a failure to saves that take longer than the job lives."""

@@ -57,7 +57,6 @@ def test_a_figure_opens_as_large_as_the_screen_and_comes_back(browser, html):
     page.close()
 
 
-@pytest.mark.full
 def test_on_a_phone_the_figures_of_every_lab_can_be_read(browser, html):
     """Other pages are opened in test_pages.py: chapters all, and of labs those that show every kind of content."""
     page, wrong = browser.new_page(**PHONE), {}

@@ -6,7 +6,6 @@ from test_pages import THEME
 
 from ddplab.diagnose import entries
 
-pytestmark = pytest.mark.full
 SHOWN = "[...document.querySelectorAll('.error-list > li')].filter(e => e.checkVisibility()).map(e => e.id)"
 
 

@@ -69,6 +69,7 @@ def test_three_significant_digits_and_a_unit_that_stays_with_them(value, unit, s
     assert value_text(value, unit, spec) == text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
+@pytest.mark.core
 def test_prose_shows_the_value_and_where_it_comes_from(builds: list[Built]) -> None:
     assert not builds[0].error
     assert all("/wrong" in line for line in builds[0].warnings.splitlines())

@@ -15,7 +15,7 @@ from strict_page import rest, violations, watched
 
 from tools import ROOT
 
-CHAPTER = "understand/idea.html"  # what `make test` looks at
+CHAPTER = "understand/idea.html"  # where one page is enough
 BOOK = ROOT / "handbook"
 ALIKE = ("labs/", "repair/errors/", "repair/faults/")
 PAGES = {path.relative_to(BOOK).with_suffix(".html").as_posix() for path in BOOK.rglob("*.md")}
@@ -110,12 +110,11 @@ def faults(tab, address, whole=False):
 
 
 @pytest.mark.apart
-@pytest.mark.parametrize("path", [CHAPTER, *(pytest.param(path, marks=pytest.mark.full) for path in OTHERS)])
+@pytest.mark.parametrize("path", [pytest.param(CHAPTER, marks=pytest.mark.core), *OTHERS])
 def test_page_is_accessible_and_fits(tab, site, path):
     assert not faults(tab, f"{site}/{path}", whole=path == CHAPTER)
 
 
-@pytest.mark.full
 def test_pages_of_one_form_with_every_kind_of_content_are_accessible_and_fit(tab, site, pages):
     alike = {name: page.kinds for name, page in pages.items() if name.startswith(ALIKE)}
     left, sample = set().union(*alike.values()), []
@@ -130,7 +129,6 @@ def test_pages_of_one_form_with_every_kind_of_content_are_accessible_and_fit(tab
     assert not any(wrong.values()), wrong
 
 
-@pytest.mark.full
 def test_the_navigation_of_a_wide_screen_is_accessible_in_dark_mode(open_page):
     page = open_page("index.html", color_scheme="dark", viewport={"width": WIDE, "height": 800})
     assert not violations(page, THEME) + too_wide(page, WIDE)
@@ -157,6 +155,7 @@ def test_a_colour_that_is_hard_to_see_is_told_also_where_much_looks_alike(browse
     page.close()
 
 
+@pytest.mark.core
 def test_a_chapter_reads_fully_without_scripts(open_page):
     text = {}
     for scripts in (True, False):
@@ -226,7 +225,6 @@ def pages(html):
     return {name: page for name, page in found.items() if not name.startswith(("_", "search"))}
 
 
-@pytest.mark.full
 def test_every_link_inside_the_book_leads_somewhere(html, pages):
     ids = {name: set(page.ids) for name, page in pages.items()}
     for path in html.glob("_claims/*.html"):  # the tests' source, which ticks lead to
@@ -244,7 +242,6 @@ def test_every_link_inside_the_book_leads_somewhere(html, pages):
     assert not dead, "\n".join(dead[:30])
 
 
-@pytest.mark.full
 def test_each_recipe_and_each_starter_can_be_downloaded_where_the_text_is(html, pages):
     parts = "understand/", "run/", "repair/", "fast/", "keep/"
     linked = {
@@ -261,7 +258,6 @@ def test_each_recipe_and_each_starter_can_be_downloaded_where_the_text_is(html, 
     assert not [path.relative_to(gallery).as_posix() for path in shipped if path.read_bytes() not in linked]
 
 
-@pytest.mark.full
 def test_no_page_loads_anything_from_elsewhere(html, pages):
     strange = [
         f"{name}: {source}"
@@ -274,7 +270,6 @@ def test_no_page_loads_anything_from_elsewhere(html, pages):
         assert not re.search(r"""(@import|url\()\s*["']?(https?:)?//""", path.read_text(encoding="utf-8")), path
 
 
-@pytest.mark.full
 def test_every_page_has_one_title_ids_that_differ_and_words_for_its_pictures(pages):
     repeated = re.compile("equation-|STIX")  # by MyST around an equation; a glyph of a title, in its contents
     wrong = []
@@ -287,13 +282,13 @@ def test_every_page_has_one_title_ids_that_differ_and_words_for_its_pictures(pag
     assert sum(len(page.drawings) for page in pages.values()) > 50
 
 
-@pytest.mark.full
 def test_every_lab_page_has_its_stamp(pages):
     labs = {name: page for name, page in pages.items() if name.startswith("labs/") and "/plot_" in name}
     assert len(labs) > 100
     assert not [name for name, page in labs.items() if not {"p.stamp", "div.stamp", "div.note"} & page.kinds]
 
 
+@pytest.mark.core
 def test_a_tick_opens_its_panel_in_place_and_escape_closes_it(open_page):
     page = open_page(CHAPTER, viewport={"width": PHONE, "height": 800})
     tick, panel = page.locator("button.claim-tick").first, page.locator(".claim-panel").first

@@ -9,8 +9,6 @@ from _ext.explorers.ring_drawing import ring_states
 from ddplab import launch
 from tools import ROOT
 
-pytestmark = pytest.mark.full
-
 
 def held(p: int, step: int) -> list[list[int]]:
     """What each of ``p`` ranks holds after a step."""

@@ -10,7 +10,6 @@ from _ext.explorers.explorer_examples import EXAMPLES
 from _ext.explorers.step_drawing import step_words
 from ddplab.costmodel import ALGORITHMS, Link, bucketed, simulate_step
 
-pytestmark = pytest.mark.full
 LAWS = [name for name in ALGORITHMS if not name.startswith("nccl")]  # the page draws laws, not NCCL's tuner
 
 

@@ -45,7 +45,6 @@ def texts(html):
     }
 
 
-@pytest.mark.full
 def test_pages_are_light(texts):
     heavy = {}
     for name, text in texts.items():
@@ -56,7 +55,6 @@ def test_pages_are_light(texts):
     assert not heavy
 
 
-@pytest.mark.full
 def test_a_page_waits_for_one_sheet_and_no_script(html, texts):
     for name, text in texts.items():
         if "page.css" not in text:
@@ -83,7 +81,6 @@ def test_a_sheet_keeps_what_a_page_may_have():
     )
 
 
-@pytest.mark.full
 def test_the_fonts_have_every_letter_of_the_book(texts):
     words = re.compile(r"<(script|style|pre|svg|code)\b.*?</\1>|<[^>]*>", re.DOTALL)
     used = {letter for text in texts.values() for letter in unescape(words.sub("", text))} - OF_THE_SYSTEM
@@ -116,7 +113,6 @@ SETTLED = """async () => {
 }"""
 
 
-@pytest.mark.full
 @pytest.mark.apart
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("path", OPENED)
