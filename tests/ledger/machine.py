@@ -57,8 +57,8 @@ def _read_pins(_modified: int) -> dict[str, str]:
 
 
 def _version(name: str) -> str:
-    """As installed for torch, whose builds differ; as pinned for all others: `at_home` has no say in those."""
-    return _installed(name) if name == "torch" else pinned().get(name) or _installed(name)
+    """As pinned: `at_home` sees that torch is, and has no say in the others."""
+    return pinned().get(name) or _installed(name)
 
 
 @functools.cache

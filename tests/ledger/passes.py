@@ -118,6 +118,8 @@ def _content(name: str) -> str:
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
         return _hash(f"{one} {digest(ROOT / one)}" for one in names if FOLDER not in (ROOT / one).parents)
+    if not (ROOT / name.rstrip("/*!")).exists() and "*" not in name:
+        return "missing"
     if name.endswith("!"):
         return code_hash(*inputs([(ROOT / name[:-1], reach.ALL)]))
     if name.endswith("/"):

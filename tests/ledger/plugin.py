@@ -44,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Two halves: one chooses and watches, in each process that runs tests; one writes, in the process that hears."""
     if mode := config.getoption("--ledger"):
+        chosen = config.args_source is config.ArgsSource.ARGS or config.option.keyword or config.option.markexpr
+        if mode == "anew" and chosen:
+            raise pytest.UsageError("--ledger=anew is of all tests: leave out their names, -k and -m")
         shared = getattr(config, "workerinput", None)  # None: no process of xdist
         if shared is not None or not config.getoption("numprocesses", None):
             config.pluginmanager.register(Chooser(config, mode))
@@ -180,7 +183,7 @@ class Keeper:
         self.contradicted = [
             name for name, of in self.reports.items() if of.get("proved") and "failed" in of["outcomes"]
         ]
-        if self.mode != "anew" and not self.at_home:
+        if not self.reports or (self.mode != "anew" and not self.at_home):
             return
         reach.load_cache(_CACHE)  # what processes of xdist have parsed
         self.touched = _written_since(self.started)
@@ -195,8 +198,9 @@ class Keeper:
             file = ROOT / "tests" / path.relative_to(FOLDER).with_suffix(".py")
             if not file.exists() or (all_ran and file.relative_to(ROOT).as_posix() not in files):
                 path.unlink()
-        if all_ran and exitstatus == pytest.ExitCode.OK:
-            write_json(ABOUT, {**machine.here(), "whole": _git("rev-parse", "HEAD")})
+        if all_ran:
+            whole = _git("rev-parse", "HEAD") if exitstatus == pytest.ExitCode.OK else about().get("whole", "none")
+            write_json(ABOUT, {**machine.here(), "whole": whole})
 
     def _write(self, file: str, tests: dict[str, dict[str, Any]]) -> None:
         """Put what passed into the file's passes; what failed goes, and all of the file where a pass did not hold."""
@@ -235,8 +239,8 @@ class Keeper:
                 say("The ledger of passes is of this machine now. Do not commit it: landings could not use it.")
             return
         say(
-    """The hash of a test: its function and fixtures, the hooks above it, and the versions of what they use."""
-            f"of the rest, which the commit chose; {count['stand']} stand as passed."
+            f"{count['changed']} tests changed since their last pass, {count['core']} of the core, and "
+            f"{count['sample']} of the rest, which the commit chose; {count['stand']} stand as passed."
         )
         if count["unproven"]:
             say(f"{count['unproven']} stay unproven on this machine. To run them, too: make test-all")

@@ -14,7 +14,6 @@ from ledger import machine
 
 ROOT = Path(__file__).parents[2]
 TORCH, PLUS, BUILD = machine.here()["torch"].partition("+")
-EMPTY = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"  # git's name of a tree without files
 QUICK = ("-p", "no:cacheprovider", "-p", "xdist")
 OURS = ("PYTEST_", "GIT_", "PYTHON")  # what this run of pytest, and a hook of git, would hand down
 # The commit chooses the sample: the same each day, and this one chooses none of the tests below.
@@ -53,12 +52,19 @@ def data():
     "_build/html/page.html": '<link rel="stylesheet" href="_static/page.css">',
     "_build/html/other.html": "<p>other",
     "_build/html/_static/page.css": "p { color: red }",
-    "tests/conftest.py": """\
+    "tests/tiny.py": """\
 import os
 from pathlib import Path
-import pytest
 
-ROOT = Path(__file__).parents[1]
+HTML = Path(__file__).parents[1] / "_build" / "html"
+BOOK = Path(__file__).parents[1] / "handbook"
+DO = os.environ.get("DO", "")
+""",
+    "tests/conftest.py": """\
+import os
+import pytest
+from tiny import BOOK
+
 pytest_plugins = ["ledger.plugin"]
 
 @pytest.fixture
@@ -67,7 +73,7 @@ def three():
 
 @pytest.fixture(scope="session")
 def names():
-    return sorted(os.listdir(ROOT / "handbook" / "many"))
+    return sorted(os.listdir(BOOK / "many"))
 
 def pytest_runtest_setup(item):
     item.started = 1
@@ -89,23 +95,23 @@ def test_help(capsys):
     "tests/test_program.py": """\
 import subprocess, sys
 
-def test_program():
+def test_program(tmp_path):
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)  # which is not our git
     subprocess.run([sys.executable, "-m", "ddplab", "grade", "--help"], check=True)
 """,
     "tests/test_page.py": """\
 import re
-from pathlib import Path
+from tiny import HTML
 
 def test_page():
-    html = Path(__file__).parents[1] / "_build" / "html"
-    for style in re.findall('href="(.*?)"', (html / "page.html").read_text()):
-        assert (html / style).read_bytes()
+    for style in re.findall('href="(.*?)"', (HTML / "page.html").read_text()):
+        assert (HTML / style).read_bytes()
 """,
     "tests/test_other.py": """\
-from pathlib import Path
+from tiny import HTML
 
 def test_other():
-    assert (Path(__file__).parents[1] / "_build" / "html" / "other.html").read_text()
+    assert (HTML / "other.html").read_text()
 """,
     "tests/test_package.py": """\
 def read():
@@ -124,50 +130,47 @@ def test_torch():
     assert callable(step)
 """,
     "tests/test_core.py": """\
-import os
 import pytest
+from tiny import DO
 
 @pytest.mark.core
 def test_core():
-    assert os.environ.get("DO") != "contradict"
+    assert DO != "contradict"
 
 def test_beside():
     pass
 """,
-    "tests/test_outcomes.py": """\
-import os
-from pathlib import Path
+    "tests/test_apart.py": """\
 import pytest
+from tiny import BOOK
 
-ROOT = Path(__file__).parents[1]
+@pytest.mark.apart
+def test_apart():
+    assert (BOOK / "apart.txt").read_text()
+
+def test_near():
+    pass
+""",
+    "tests/test_outcomes.py": """\
+import pytest
+from tiny import BOOK, DO
+
 THREE = 1 + 2
 
 def test_passes():
     assert THREE
 
 def test_touches():
-    file = ROOT / "handbook" / "touched.txt"
-    assert THREE and file.read_text()
-    if "touch" in os.environ.get("DO", ""):
-        file.write_text("new")
+    assert THREE and (BOOK / "touched.txt").read_text()
+    if "touch" in DO:
+        (BOOK / "touched.txt").write_text("new")
 
 def test_fails():
-    assert THREE and "fail" not in os.environ.get("DO", "")
+    assert THREE and "fail" not in DO
 
 def test_skips():
-    if THREE and "skip" in os.environ.get("DO", ""):
+    if THREE and "skip" in DO:
         pytest.skip("there is no tool")
-""",
-    "tests/test_apart.py": """\
-from pathlib import Path
-import pytest
-
-@pytest.mark.apart
-def test_apart():
-    assert (Path(__file__).parents[1] / "handbook" / "apart.txt").read_text()
-
-def test_near():
-    pass
 """,
 }
 ALL = {name for text in FILES.values() for name in re.findall(r"def (test_\w+)", text)}
@@ -189,34 +192,30 @@ class Project:
         self.folder, self.passes = folder, folder / "tests" / "ledger" / "passes"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         self.env = inherited | FIXED | {"PYTHONPATH": str(folder / "gallery"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        shutil.copytree(
-            ROOT / "gallery/ddplab", folder / "gallery/ddplab", ignore=shutil.ignore_patterns("__pycache__")
-        )
-        (folder / "tests" / "ledger").mkdir(parents=True)
-        for path in (ROOT / "tests" / "ledger").glob("*.py"):
-            if not path.name.startswith("test_"):
-                shutil.copy(path, folder / "tests" / "ledger")
+        for name, no in (("gallery/ddplab", ["__pycache__"]), ("tests/ledger", ["__pycache__", "passes", "test_*"])):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(*no))
         for name, text in FILES.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
         pins = (ROOT / "constraints.txt").read_text()  # here, a reader's torch is at home
         (folder / "constraints.txt").write_text(re.sub(r"(?m)^torch==.*", f"torch=={TORCH}", pins))
         self.git("init", "-q")
-        self.first = self.commit("zero")
-        self.git("add", "-A")
-        self.git("add", "-f", "_build/html")
+        self.first = self.commit("zero", self.git("write-tree"))
+        self.git("add", "-f", ".")
         self.base = self.pytest("anew", "-n", "2")
         self.git("add", "-A")
         self.tree = self.git("write-tree")
 
+    def run(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+        env = self.env | more
+        return subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, check=False)
+
     def git(self, *arguments: str) -> str:
-        done = subprocess.run(
-            ["git", *arguments], cwd=self.folder, env=self.env, capture_output=True, text=True, check=False
-        )
+        done = self.run("git", *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def commit(self, message: str, tree: str = EMPTY, *arguments: str) -> str:
+    def commit(self, message: str, tree: str = "HEAD^{tree}", *arguments: str) -> str:
         """Commit a tree, whatever stands in the folder."""
         name = self.git("commit-tree", tree, "-m", message, *arguments)
         self.git("update-ref", "HEAD", name)
@@ -229,18 +228,12 @@ class Project:
         self.git("clean", "-fdq")
 
     def pytest(self, mode: str, *arguments: str, **more: str) -> Ran:
-        command = [sys.executable, "-m", "pytest", *QUICK, f"--ledger={mode}", "-rA", *arguments]
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.env | more, capture_output=True, text=True, check=False
-        )
+        done = self.run(sys.executable, "-m", "pytest", *QUICK, f"--ledger={mode}", "-rA", *arguments, **more)
         ran = re.findall(r"^(?:PASSED|FAILED|ERROR) \S+::(\S+)", done.stdout, re.M)
         return Ran(set(ran), done.stdout + done.stderr, done.returncode)
 
     def age(self) -> str:
-        command = [sys.executable, "tests/ledger/age.py"]
-        return subprocess.run(
-            command, cwd=self.folder, env=self.env, capture_output=True, text=True, check=False
-        ).stdout.strip()
+        return self.run(sys.executable, "tests/ledger/age.py").stdout.strip()
 
     def edit(self, name: str, old: str, new: str) -> None:
         """Replace what a pattern finds in a file."""
@@ -280,7 +273,7 @@ def test_the_first_run_runs_all_and_the_next_only_the_core(project):
     [
         ("gallery/ddplab/sums.py", r"1 \+ 1", "2", "kit program"),  # a program is taken to use all of the kit
         ("gallery/ddplab/sums.py", r"1 \+ 2", "3", "program"),
-        ("gallery/ddplab/cli/grade.py", "list the exercises", "list them", "help program"),
+        ("gallery/ddplab/cli/grade.py", "Say what the command", "What it", "help program"),
         ("tests/conftest.py", r"1 \+ 2", "3", "fixture"),
         ("tests/conftest.py", "started = 1", "started = 10", "*"),
         ("tests/test_core.py", "pass", "return", "beside"),
@@ -350,6 +343,25 @@ def test_what_failed_was_skipped_or_read_a_file_that_was_written_meanwhile_has_n
     assert "when it passed" not in ran.output
     ran = project.pytest("changed")
     assert (ran.tests, ran.code) == (CORE | {"test_fails", "test_skips", "test_touches"}, 0), ran.output
+
+
+def test_a_whole_run_that_fails_is_of_this_machine_and_keeps_the_commit_of_the_last_that_passed(project):
+    before = project.kept()
+    project.edit("tests/ledger/passes/ledger.json", '"python": "3', '"python": "2')
+    project.commit("one")
+    ran = project.pytest("anew", DO="fail")
+    assert (ran.tests, ran.code) == (ALL, 1), ran.output
+    after = project.kept()
+    assert after["ledger.json"] == before["ledger.json"]
+    assert "test_fails" in before["test_outcomes.json"]
+    assert "test_fails" not in after["test_outcomes.json"]
+
+
+def test_a_whole_run_that_cannot_begin_leaves_the_ledger(project):
+    before = project.kept()
+    (project.folder / "tests" / "test_broken.py").write_text("import nothing_of_this_name\n")
+    ran = project.pytest("anew")
+    assert (ran.tests, ran.code, project.kept()) == (set(), 2, before), ran.output
 
 
 def test_the_commit_chooses_a_sample_of_what_stands(project):

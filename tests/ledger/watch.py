@@ -21,6 +21,9 @@ _BOOK = (*_KIT, "handbook/_ext/**", "handbook/_static/**", "handbook/_templates/
 _PROGRAMS = {  # names on a command line -> what stands behind them; Python is always taken to use the kit
     re.compile(r"sphinx\S*|make|downloads\.py"): _BOOK,
     re.compile(r"python[\d.]*|torchrun|ddplab|accelerate|pytest|sh|bash|srun|sbatch"): _KIT,
+    re.compile(r"recipe"): ("gallery/recipes/**",),
+    re.compile(r"grade"): ("gallery/exercises/**",),
+    re.compile(r"edition"): ("gallery/editions/**",),
     re.compile(r"git"): ("git",),
 }
 _BUILT = re.compile(r"_build/(html|pdf|epub|slides|anki|editions|live)/")
@@ -74,7 +77,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         if (name := _name(arguments[0] or ".", folder=True)) is not None and not _is_followed():
             _sinks[-1].add(f"{name}/")
     elif event == "subprocess.Popen":
-        _sinks[-1].update(_started(arguments[1]))
+        _sinks[-1].update(_started(arguments[1], os.path.abspath(os.fsdecode(arguments[2] or "."))))
 
 
 def _name(path: object, *, folder: bool = False) -> str | None:
@@ -105,16 +108,16 @@ def _is_followed() -> bool:
     return False
 
 
-def _started(command: Any) -> Iterator[str]:
-    """What a started program depends on: ours behind it, and the files of the project that it is given."""
+def _started(command: Any, folder: str) -> Iterator[str]:
+    """What a program that is started in a folder depends on: ours behind it, and the files of ours that it is given."""
     words = [command] if isinstance(command, str | bytes | os.PathLike) else list(command)
     line = " ".join(os.fsdecode(word) for word in words if isinstance(word, str | bytes | os.PathLike))
     names = {os.path.basename(word) for word in line.split()}
     for pattern, behind in _PROGRAMS.items():
-        if any(pattern.fullmatch(name) for name in names):
+        of_ours = behind != ("git",) or Path(folder).is_relative_to(ROOT)
+        if of_ours and any(pattern.fullmatch(name) for name in names):
             yield from behind
-            break
     for word in line.split():
-        name = _name(word.rpartition("=")[2].partition("::")[0])
+        name = _name(os.path.join(folder, word.rpartition("=")[2].partition("::")[0]))
         if name and (ROOT / name).is_file():
             yield f"{name}!" if name.endswith(".py") else name
