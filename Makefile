@@ -79,7 +79,7 @@ edition-unpack: $(call ready,book) ## check such a file, and put its edition bes
 test: $(call ready,test) html ## what changed since its recorded pass, a core that touches every room, and 3 % of the rest
 	$(PY) -m pytest $(PARALLEL) --ledger=changed -rs --durations=20
 
-test-all: $(call ready,test) all ## every test, and the ledger of passes anew; REQUIRE_ALL=1 forbids skips for a missing tool
+test-all: $(call ready,test) $(if $(BUILT),,all) ## every test, and the ledger of passes anew; BUILT=1, after make all; REQUIRE_ALL=1 forbids skips for a missing tool
 	EVERY_TEXT=1 $(PY) -m pytest $(PARALLEL) --ledger=anew -rs --durations=20
 
 check: $(call ready,test) ## ruff, mypy, spelling, prose rules; internal links are checked by every build (-W)

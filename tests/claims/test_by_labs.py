@@ -1,11 +1,14 @@
 """Claims that labs assert on the way: the lab runs here, as it stands, and nothing is shown twice."""
 
+from pathlib import Path
+
 import pytest
 from proof import proves
 
-from ddplab.recording.reach import KIT
 from ddplab.recording.script import run
 from ddplab.runtime.needs import NotShownHere
+
+GALLERY = Path(__file__).parents[2] / "gallery"
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +18,7 @@ def no_window(monkeypatch):
 
 def run_lab(script):
     """Run a lab of gallery/, with its assertions."""
-    outcome = run(KIT.parent / script, lambda figure, number: "")
+    outcome = run(GALLERY / script, lambda figure, number: "")
     if outcome.needs:
         raise NotShownHere(outcome.needs)
     assert not outcome.failed, outcome.failed
