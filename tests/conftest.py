@@ -18,7 +18,6 @@ import pytest
 
 from ddplab.labs.machines import NamespaceError, Nodes
 from ddplab.runtime.needs import NotShownHere
-from ledger.watch import note_url
 from tools import PATIENCE_S, built, missing, need
 
 if TYPE_CHECKING:
@@ -107,6 +106,8 @@ def slides() -> Path:
 def browser() -> Iterator[Browser]:
     """A Chromium without a window, which asks nothing of the network by itself."""
     from playwright.sync_api import expect, sync_playwright
+
+    from ledger.watch import note_url
 
     chromium, patience_ms = need("chromium", "chromium"), PATIENCE_S * 1000
     expect.set_options(timeout=patience_ms)

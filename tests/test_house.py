@@ -111,6 +111,7 @@ def test_what_is_built_once_fails_once(tmp_path, processes, fails, ended):
     """Six tests share a fixture; they run in one process, and in several."""
     for name in ("conftest.py", "tools.py"):
         shutil.copy(HERE / name, tmp_path)
+    shutil.copytree(HERE / "ledger", tmp_path / "ledger", ignore=shutil.ignore_patterns("test_*", "passes"))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = apart: of the others\n")
     (tmp_path / "test_six.py").write_text(TESTS.format(fails=fails))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

@@ -27,7 +27,9 @@ def main() -> None:
     """Say on standard error why all run."""
     ledger = about()
     passed = landings(ledger["whole"]) if ledger else None
-    if not ledger or not machine.at_home(ledger):
+    if not ledger:
+        why = "there is no ledger of passes"
+    elif not machine.at_home(ledger):
         why = "the ledger of passes is of another machine"
     elif passed is None:
         why = f"git does not know {ledger['whole']}, at which all tests last ran"

@@ -99,7 +99,7 @@ class Passes:
 
 
 def about() -> dict[str, str]:
-    """Of which machine the ledger is, and the commit at which all tests last passed; empty if nothing says so."""
+    """Of which machine the ledger is, and the commit at which all tests last ran; empty if nothing says so."""
     try:
         return dict(read_json(ABOUT, "python", "system", "torch", "whole"))
     except (OSError, ValueError):

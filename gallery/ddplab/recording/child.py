@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -87,7 +87,7 @@ class Child:
             self._reap_orphans()
             left_s = until_s - time.monotonic()
             gone = self.process.poll() is not None  # asked first: what it sent before is read now
-            readable = select.select([self._socket], [], [], max(0.0, min(left_s, 1.0)))[0]
+            readable = wait([self._socket], max(0.0, min(left_s, 1.0)))  # select.select knows 1024 files only
             try:
                 part = self._socket.recv(1 << 16) if readable else b""
             except ConnectionResetError:
