@@ -4,23 +4,21 @@ A landing commits its passes once, so commits of the ledger count as landings; w
 whole run, as in a shallow clone, all tests run.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ledger import machine
-from ledger.passes import FOLDER, ROOT, about
+from ledger.passes import FOLDER, about, git
 
 LANDINGS = 5
 
 
 def landings(since: str) -> int | None:
     """How many commits of the ledger came after this one; None: git cannot tell."""
-    command = ["git", "rev-list", "--count", f"{since}..HEAD", "--", str(FOLDER)]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return int(told.stdout) if told.returncode == 0 else None
+    told = git("rev-list", "--count", f"{since}..HEAD", "--", str(FOLDER))
+    return int(told) if told else None
 
 
 def main() -> None:

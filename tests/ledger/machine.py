@@ -9,9 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from importlib import metadata
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from .watch import ROOT
+
 # Tools that a test asks for by the name of their package; WeasyPrint takes the last two, whoever calls it.
 PACKAGES = ("chromium", "poppler-utils", "epubcheck", "slurm-wlm", "iproute2", "libpango-1.0-0", "fonts-dejavu-core")
 
@@ -40,7 +40,8 @@ def versions(modules: Iterable[str], names: Iterable[str]) -> dict[str, str]:
         modules: top-level names of imports.
         names: words of which some are names of packages of the system.
     """
-    found = {name: _version(name) for module in modules for name in _behind(module)}
+    pins = pinned()  # `at_home` sees that torch is as pinned, and has no say in the others
+    found = {name: pins.get(name) or _installed(name) for module in modules for name in _behind(module)}
     system = {*names} & {*PACKAGES} | ({*PACKAGES[-2:]} if "weasyprint" in found else set())
     return found | {name: _system().get(name, "missing") for name in system}
 
@@ -54,11 +55,6 @@ def pinned() -> dict[str, str]:
 def _read_pins(_modified: int) -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return {_plain(name): version for name, _, version in (line.partition("==") for line in lines) if version}
-
-
-def _version(name: str) -> str:
-    """As pinned: `at_home` sees that torch is, and has no say in the others."""
-    return pinned().get(name) or _installed(name)
 
 
 @functools.cache

@@ -21,9 +21,8 @@ from ddplab.runtime.evidence import write_json
 
 from . import machine
 from .contents import digest
-from .watch import counts
+from .watch import ROOT, counts
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "ledger" / "passes"
 ABOUT = FOLDER / "ledger.json"
 _START = len(str(ROOT)) + 1  # of a path in the project
@@ -106,6 +105,17 @@ def about() -> dict[str, str]:
         return {}
 
 
+def git(*arguments: str) -> str:
+    """What git says of the project; nothing where it cannot."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def project_files() -> list[str]:
+    """The files of the project, those included that are not committed yet."""
+    return git("ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+
+
 def hash_of(reads: Iterable[str]) -> str:
     """The hash of all that a test reads and starts, as `watch` names it."""
     return _hash(f"{name} {_content(name)}" for name in sorted(reads))
@@ -115,9 +125,7 @@ def hash_of(reads: Iterable[str]) -> str:
 def _content(name: str) -> str:
     """The hash of what `watch` calls by this name."""
     if name == "git":
-        listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
-        return _hash(f"{one} {digest(ROOT / one)}" for one in names if FOLDER not in (ROOT / one).parents)
+        return _hash(f"{one} {digest(ROOT / one)}" for one in project_files() if FOLDER not in (ROOT / one).parents)
     if not (ROOT / name.rstrip("/*!")).exists() and "*" not in name:
         return "missing"
     if name.endswith("!"):

@@ -11,7 +11,6 @@ import fnmatch
 import functools
 import hashlib
 import inspect
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,7 +25,7 @@ from ddplab.recording.keys import inputs
 from ddplab.runtime.evidence import write_json
 
 from . import machine, watch
-from .passes import ABOUT, FOLDER, ROOT, Pass, Passes, about, code_hash, folded
+from .passes import ABOUT, FOLDER, ROOT, Pass, Passes, about, code_hash, folded, git, project_files
 
 TESTS = ROOT / "tests"
 OURS = tuple(str(ROOT / name) for name in ("tests", "handbook", "gallery"))
@@ -91,7 +90,7 @@ class Chooser:
         claims = any(item.nodeid not in held and item.get_closest_marker("proves") for item in items)
         recorded = standing(ROOT) if claims and self.at_home else {}
         self.proved = held | {item.nodeid for item in items if item.nodeid.split("[")[0] in recorded}
-        commit = _git("rev-parse", "HEAD")
+        commit = git("rev-parse", "HEAD")
         left_out = []
         for item in items:
             core = item.get_closest_marker("core") is not None
@@ -199,7 +198,7 @@ class Keeper:
             if not file.exists() or (all_ran and file.relative_to(ROOT).as_posix() not in files):
                 path.unlink()
         if all_ran:  # what failed has no pass, so that it runs again, here and in CI
-            write_json(ABOUT, {**machine.here(), "whole": _git("rev-parse", "HEAD")})
+            write_json(ABOUT, {**machine.here(), "whole": git("rev-parse", "HEAD")})
 
     def _write(self, file: str, tests: dict[str, dict[str, Any]]) -> None:
         """Put what passed into the file's passes; what failed goes, and all of the file where a pass did not hold."""
@@ -300,17 +299,11 @@ def _forget() -> None:
                     value.cache_clear()
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
 def _written_since(start_s: float) -> list[str]:
     """The files of the project that were written after this time, but for what runs leave."""
-    listed = _git("ls-files", "--cached", "--others", "--exclude-standard").splitlines()
     built = [path.relative_to(ROOT).as_posix() for path in (ROOT / "_build").rglob("*")]
     return [
         name
-        for name in (*listed, *built)
+        for name in (*project_files(), *built)
         if watch.counts(name) and (ROOT / name).is_file() and (ROOT / name).stat().st_mtime > start_s
     ]

@@ -117,7 +117,7 @@ def inputs(starts: Iterable[Node]) -> tuple[dict[Node, Part], set[Path]]:
     while waiting:  # a file that a string names may be a program, which reaches more
         new = {node: part for node, part in reached(waiting).items() if node not in parts}
         parts |= new
-        named = {file for (path, _), part in new.items() for file in _named(path.parent, tuple(part.strings))}
+        named = {file for node in new for file in _named(*node)}
         waiting = [(file, ALL) for file in named - data if file.suffix == ".py"]
         data |= named
     return parts, {file for file in data if file.suffix != ".py" and file.is_file()}
@@ -128,9 +128,9 @@ def _hash(text: str) -> str:
 
 
 @reach.once
-def _named(folder: Path, strings: tuple[str, ...]) -> set[Path]:
-    """The files that strings name: data beside the file, a lab, a recipe, or an exercise with all that grades it."""
-    names = {*strings}
+def _named(path: Path, part: str) -> set[Path]:
+    """The files that a definition names: data beside it, a lab, a recipe, or an exercise with all that grades it."""
+    folder, names = path.parent, {*source(path).parts[part].strings}
     gallery = reach.KIT.parent
     recipes, exercises = gallery / "recipes", gallery / "exercises"
     found = {recipes / name for name in names & _listing(recipes)[0]}

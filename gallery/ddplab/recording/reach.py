@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from ..runtime.evidence import write_json
 from .script import code_blocks
-from .words import code_lines, code_of, parse
+from .words import code_lines, code_of, first_line, parse
 
 KIT = Path(__file__).parents[1]
 ALL, IMPORTED = "*", ""  # names of what is no definition: all of a file, and what runs as it is imported
@@ -155,16 +155,16 @@ def reached(starts: Iterable[Node]) -> dict[Node, Part]:
         ValueError: a file is not Python, or imports what the kit does not have; the message names it.
     """
     found: dict[Node, Part] = {}
-    waiting = [(path, name) for path, name in starts]
+    waiting = [*starts]
     seen = set(waiting)
     while waiting:
         path, name = waiting.pop()
         part = source(path).parts.get(name)
         if part is not None:
             found[path, name] = part
-        for node in _edges(path, name) - seen:
-            seen.add(node)
-            waiting.append(node)
+        new = _edges(path, name) - seen
+        seen |= new
+        waiting += new
     return found
 
 
@@ -205,7 +205,7 @@ def _read(path: Path, now: list[int]) -> Source:
                 _add_import(parts[IMPORTED], one, runs=one is node)
             continue
         decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-        first = min([node.lineno, *(one.lineno for one in decorators)]) - 1
+        first = first_line(node) - 1
         for name in names:
             part = parts.setdefault(name, Part())
             part.code += "".join(f"{line}\n" for line in bare[first : node.end_lineno] if line is not None)
@@ -236,11 +236,8 @@ def _defined(node: ast.stmt) -> list[str]:
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     names = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
-    return (
-        [name.id for name in names if isinstance(name, ast.Name)]
-        if all(isinstance(name, ast.Name) for name in names)
-        else []
-    )
+    ids = [name.id for name in names if isinstance(name, ast.Name)]
+    return ids if len(ids) == len(names) else []
 
 
 def _only_for_types(node: ast.stmt) -> bool:
@@ -360,7 +357,7 @@ def _follow(path: Path, target: list[str], rest: list[str]) -> set[Node]:
     while steps and file.name == "__init__.py" and (inner := _inside(file.parent, steps[0])):
         file, steps = inner, steps[1:]
     if not steps:
-        return {(file, IMPORTED if not name and not rest else ALL)} if name else {(file, ALL)}
+        return {(file, ALL)}
     if file == KIT / "__init__.py":
         exports = _exports()
         if steps[0] in exports:

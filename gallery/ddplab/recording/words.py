@@ -75,8 +75,12 @@ def parse(text: str, path: Path | str) -> ast.Module:
         raise ValueError(f"{path}:{error.lineno}: {error.msg}") from error
 
 
+def first_line(node: ast.stmt) -> int:
+    """The number of a statement's first line, which may be that of a decorator."""
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
 def statement_source(node: ast.stmt, source: str) -> str:
     """The source of a statement, with its decorators: `ast.get_source_segment` leaves them out."""
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-    return textwrap.dedent("\n".join(source.splitlines()[first - 1 : node.end_lineno]))
+    return textwrap.dedent("\n".join(source.splitlines()[first_line(node) - 1 : node.end_lineno]))
