@@ -30,7 +30,11 @@ _START = len(str(ROOT)) + 1  # of a path in the project
 
 @dataclass
 class Pass:
-    """One test that passed: hashes of its code and of what it read, its seconds, and whether it is of the core."""
+    """One test that passed: hashes of its code and of what it read, its seconds, and whether it is of the core.
+
+    The seconds are elapsed time, by the share of a core that each process of tests had: they add up to what all cores
+    together gave.
+    """
 
     code: str
     data: str

@@ -11,6 +11,7 @@ import fnmatch
 import functools
 import hashlib
 import inspect
+import os
 import sys
 import time
 from collections import Counter
@@ -50,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if shared is not None or not config.getoption("numprocesses", None):
             config.pluginmanager.register(Chooser(config, mode))
         if shared is None:
-            config.pluginmanager.register(Keeper(mode))
+            config.pluginmanager.register(Keeper(mode, config.getoption("numprocesses", None) or 1))
 
 
 class Chooser:
@@ -153,8 +154,10 @@ class Chooser:
 class Keeper:
     """Writes the ledger when all tests have ended, and says what it left out."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, processes: int) -> None:
         self.mode = mode
+        # Processes that run tests share the cores: so much of a test's elapsed time is its own.
+        self.share = min(1, _cores() / processes)
         self.reports: dict[str, dict[str, Any]] = {}
         self.counts: dict[str, int] = {}
         self.contradicted: list[str] = []
@@ -164,7 +167,7 @@ class Keeper:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add one phase of a test."""
         of = self.reports.setdefault(report.nodeid, {"seconds": 0.0, "outcomes": set()})
-        of["seconds"] += report.duration
+        of["seconds"] += report.duration * self.share
         of["outcomes"].add(report.outcome)
         of |= dict(report.user_properties).get("ledger", {})
 
@@ -288,6 +291,10 @@ def _holds(test: str, code: str) -> bool:
 @functools.cache
 def _passes(file: str) -> Passes:
     return Passes.of(file)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _forget() -> None:
