@@ -13,6 +13,10 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
+# The builders that write all they have in each build. They leave what is known of all documents as they find it, so
+# that several of them can run at once.
+SIDE_FORMS = ("anki", "bookpdf", "epub")
+
 
 def to_write(app: Sphinx, what: str, shown: Mapping[str, object]) -> list[str]:
     """The documents to write again, because they show something else than at the last build of this form.
@@ -23,6 +27,8 @@ def to_write(app: Sphinx, what: str, shown: Mapping[str, object]) -> list[str]:
         shown: it, by document; only its ``repr`` counts. So it must not hold the number of a line, which moves with
             every edit above it.
     """
+    if app.builder.name in SIDE_FORMS:
+        return []
     kept: dict[tuple[str, str], dict[str, str]] = app.env.__dict__.setdefault("ddp_shown", {})  # Sphinx pickles it
     before = kept.get((app.builder.name, what), {})
     now = {name: hashlib.sha256(repr(value).encode()).hexdigest() for name, value in shown.items()}
@@ -31,14 +37,17 @@ def to_write(app: Sphinx, what: str, shown: Mapping[str, object]) -> list[str]:
 
 
 def nothing_read(env: BuildEnvironment) -> bool:
-    """Whether what is known of all documents is as the last build of this form knew it: none was read or dropped."""
+    """Whether what is known of all documents is as the last build of this form knew it: none was read or dropped.
+
+    For a form that writes all: as the last build of any form knew it.
+    """
     return bool(getattr(env, "ddp_nothing_read", False))
 
 
 def note_removed(app: Sphinx, env: BuildEnvironment, *sets: set[str]) -> list[str]:
     """Begin without news, if none is removed (the last of the sets), and another form did not read the last one."""
-    last = getattr(env, "ddp_read_by", "")
-    env.ddp_nothing_read = not sets[2] and last == app.builder.name  # type: ignore[attr-defined]  # see `nothing_read`
+    known = app.builder.name in SIDE_FORMS or getattr(env, "ddp_read_by", "") == app.builder.name
+    env.ddp_nothing_read = not sets[2] and known  # type: ignore[attr-defined]  # see `nothing_read`
     return []
 
 

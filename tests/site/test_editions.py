@@ -589,8 +589,9 @@ def test_a_missing_figure_is_named(house):
     assert re.search(r"labs/one-1.svg is missing; restore it with git", house.build().error)
 
 
-def test_of_two_builds_the_second_waits_for_the_first(house):
-    lock = FileLock(house.root / "_build/building.lock")
+@pytest.mark.parametrize("running", ["building", "epub"])
+def test_a_build_of_pages_waits_for_every_other_build(house, running):
+    lock = FileLock(house.root / f"_build/{running}.lock")
     lock.acquire()
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
@@ -604,6 +605,16 @@ def test_of_two_builds_the_second_waits_for_the_first(house):
         log.read()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (house.root / "_build/html/index.html").exists()
+
+
+def test_forms_that_are_made_of_the_pages_do_not_wait_for_each_other(house):
+    house.build()
+    log, known = StringIO(), house.root / "_build/doctrees-html/environment.pickle"
+    before = known.read_bytes()
+    with FileLock(house.root / "_build/anki.lock"):
+        assert not house.build("epub", status=log, out="html").error
+    assert "waiting" not in log.getvalue()
+    assert known.read_bytes() == before, "read by all of them"
 
 
 # -- recording --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.util import logging
@@ -26,6 +26,7 @@ from ddplab.recording.keys import lab_key
 from ddplab.recording.reach import load_cache, save_cache
 from ddplab.runtime.evidence import write_json
 
+from ..news import SIDE_FORMS
 from ..problems import BuildError, suggestion
 from . import labs
 from .labs import Lab, all_labs, edition, edition_of, lab_evidence, recorded_editions
@@ -43,20 +44,37 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-_locks: list[BaseFileLock] = []  # held until this process ends
+class Turn:
+    """Lets one process at a time build the pages of this checkout, and each form that is made of them.
 
+    These change nothing that they share: they wait for their turn to begin, and then do not hold up one another.
+    """
 
-def wait_for_other_builds(app: Sphinx) -> None:
-    """Let one process at a time build this checkout: `make -j` would generate the same files twice."""
-    lock = FileLock(labs.ROOT / "_build" / "building.lock", is_singleton=True)
-    if lock.is_locked:  # by an earlier build of this process
-        return
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        logger.info("another build of this checkout is running; waiting until it is done")
-        lock.acquire()
-    _locks.append(lock)
+    def __init__(self) -> None:
+        # A build that broke off has not let go of them; the next one in this process may.
+        lock = partial(FileLock, is_singleton=True)
+        self.entrance = lock(labs.ROOT / "_build" / "building.lock")
+        self.forms = {name: lock(labs.ROOT / "_build" / f"{name}.lock") for name in (*SIDE_FORMS, "revealjs")}
+
+    def wait(self, app: Sphinx) -> None:
+        """Wait until no other build makes pages, nor this form."""
+        own = self.forms.get(app.builder.name)
+        for lock in [self.entrance, *([own] if own else self.forms.values())]:
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                logger.info("another build of this checkout is running; waiting until it is done")
+                lock.acquire()
+
+    def share(self, app: Sphinx) -> None:
+        """Let other forms begin: the pages of labs have been made."""
+        if app.builder.name in self.forms:
+            self.entrance.release(force=True)
+
+    def end(self, _app: Sphinx, _error: Exception | None) -> None:
+        """Let the next ones build."""
+        for lock in (self.entrance, *self.forms.values()):
+            lock.release(force=True)
 
 
 def select_evidence(app: Sphinx) -> None:
@@ -175,7 +193,10 @@ def finish(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the hooks."""
     app.setup_extension("_ext.evidence.labs")
-    app.connect("builder-inited", wait_for_other_builds, priority=80)
+    turn = Turn()
+    app.connect("builder-inited", turn.wait, priority=80)
+    app.connect("builder-inited", turn.share, priority=900)
+    app.connect("build-finished", turn.end, priority=900)
     app.connect("builder-inited", select_evidence, priority=100)
     app.connect("config-inited", take_over_generation, priority=0)
     app.connect("build-finished", finish)

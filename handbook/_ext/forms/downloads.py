@@ -21,6 +21,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 FOLDER = "_downloads/book"  # beside the pages
 _MIB = 2**20
 _MARKED = re.compile(r"<!-- downloads -->.*?<!-- /downloads -->", re.DOTALL)
@@ -47,12 +49,13 @@ def fill(builds: Path, pages: Path, with_decks: list[Path] | None = None) -> Non
     text = front.read_text(encoding="utf-8") if front.is_file() else ""
     if not _MARKED.search(text):
         return
-    shutil.rmtree(pages / FOLDER, ignore_errors=True)
-    listed = f'<!-- downloads --><ul class="downloads">{"".join(_forms(builds, pages))}</ul><!-- /downloads -->'
-    _replace(front, text, _MARKED.sub(lambda _: listed, text))
-    for page in pages.glob("*/*.html") if with_decks is None else with_decks:
-        text = page.read_text(encoding="utf-8")
-        _replace(page, text, _DECKS.sub(partial(_decks, builds, pages), text))
+    with FileLock(builds / "listing.lock"):  # forms may be finished at the same time
+        shutil.rmtree(pages / FOLDER, ignore_errors=True)
+        listed = f'<!-- downloads --><ul class="downloads">{"".join(_forms(builds, pages))}</ul><!-- /downloads -->'
+        _replace(front, text, _MARKED.sub(lambda _: listed, text))
+        for page in pages.glob("*/*.html") if with_decks is None else with_decks:
+            text = page.read_text(encoding="utf-8")
+            _replace(page, text, _DECKS.sub(partial(_decks, builds, pages), text))
 
 
 def _replace(page: Path, text: str, filled: str) -> None:
