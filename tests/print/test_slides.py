@@ -138,14 +138,17 @@ def deck(folder: Path) -> TinyBook:
 
 
 def pages(pdf: Path) -> list[str]:
-    return [re.sub(r"\s+", " ", page.extract_text()) for page in PdfReader(pdf).pages]
+    return [re.sub(r"\s+", " ", page).strip() for page in pdftotext("-raw", pdf).split("\f")[:-1]]
+
+
+def pdftotext(option: str, pdf: Path) -> str:
+    need("pdftotext", "poppler-utils")
+    return subprocess.run(["pdftotext", option, str(pdf), "-"], capture_output=True, text=True, check=True).stdout
 
 
 def text_boxes(pdf: Path) -> list[list[tuple[float, float, float, float, str]]]:
     """Of each page the words with their boxes: left, top, right and bottom as shares of the page."""
-    need("pdftotext", "poppler-utils")
-    out = subprocess.run(["pdftotext", "-bbox", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
-    found = []
+    found, out = [], pdftotext("-bbox", pdf)
     for width, height, words in re.findall(r'<page width="([\d.]+)" height="([\d.]+)">(.*?)</page>', out, re.DOTALL):
         across, down = float(width), float(height)
         boxes = re.findall(r'xMin="([\d.-]+)" yMin="([\d.-]+)" xMax="([\d.-]+)" yMax="([\d.-]+)">([^<]*)', words)
@@ -355,7 +358,7 @@ def test_no_text_leaves_its_page(slides):
 
 def test_a_slide_says_one_thing(slides):
     for name in DECKS:
-        page = BeautifulSoup((slides / f"{name}.html").read_text(), "html.parser")
+        page = BeautifulSoup((slides / f"{name}.html").read_text(), "lxml")
         for slide in [section for section in page.select(".slides section") if not section.find("section")]:
             title = slide.find(["h1", "h2", "h3"]).get_text()
             assert all(len(pre.get_text().strip().splitlines()) <= 12 for pre in slide.select("pre")), title

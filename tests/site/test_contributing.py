@@ -25,7 +25,7 @@ INDEX = "# Book\n\n```{toctree}\nwarm_up\nlabs/warm_up/index\nclaims\n```\n"
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """A project that has nothing but the examples."""
+    """A project that has nothing but the examples, with its web book."""
     folder = tmp_path_factory.mktemp("project")
     for part in ("gallery/ddplab", "handbook/_ext", "handbook/_static", "handbook/_templates", "slides/_static"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -41,6 +41,7 @@ def project(tmp_path_factory) -> Path:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(content)
     run(folder, "ddplab.recording", "mine")
+    run(folder, "sphinx", "-c", ".", "-W", "-b", "html", "handbook", "_build/html")
     return folder
 
 
@@ -53,7 +54,6 @@ def run(project: Path, module: str, *arguments: str) -> str:
 
 
 def test_the_chapter_is_built_with_what_was_recorded(project):
-    run(project, "sphinx", "-c", ".", "-W", "-b", "html", "handbook", "_build/html")
     page = BeautifulSoup((project / "_build/html/warm_up.html").read_text(), "html.parser")
     text = page.get_text()
     assert "hold 3:" in text

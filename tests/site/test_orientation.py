@@ -40,7 +40,7 @@ def opened(browser, html):
 
 
 def read(html, name):
-    return BeautifulSoup((html / name).read_text(encoding="utf-8"), "html.parser")
+    return BeautifulSoup((html / name).read_text(encoding="utf-8"), "lxml")
 
 
 def sees(page, selector):
