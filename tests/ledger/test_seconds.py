@@ -8,7 +8,9 @@ import pytest
 from .passes import FOLDER, Passes
 from .plugin import Keeper
 
-CORE_S, ALL_S = 200, 4000
+# The aim is 4,000 for all. Where the two cores are one core's two threads, as where the ledger was last written, it is
+# more by half.
+CORE_S, ALL_S = 200, 6000
 
 
 @pytest.mark.core  # the ledger is no input of any test
