@@ -8,8 +8,7 @@ import pytest
 from .passes import FOLDER, Passes
 from .plugin import Keeper
 
-# The aim is 4,000 for all. Where the two cores are one core's two threads, as where the ledger was last written, it is
-# more by half.
+# For all, 4,000 is the aim: the machine that wrote the ledger last took more, and two tests waited long for nothing.
 CORE_S, ALL_S = 200, 6000
 
 
