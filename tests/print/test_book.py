@@ -6,14 +6,13 @@ import json
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import pytest
-from pikepdf import NameTree, Pdf, Stream
+from pikepdf import NameTree, Pdf
 
 from _ext.cards.cards import cards_of_the_book
 from _ext.forms.card_copies import kept_chapters
@@ -43,7 +42,7 @@ class Printed:
     @cached_property
     def pages(self) -> list[str]:
         """The text of each page, in the order in which it is read."""
-        return self._ask("-raw").split("\f")
+        return self._ask("pdftotext", "-raw").split("\f")
 
     @cached_property
     def text(self) -> str:
@@ -55,7 +54,7 @@ class Printed:
     def words(self) -> list[list[tuple[float, float, float, float, str]]]:
         """Of each page the boxes (left, top, right, bottom in points) and texts of its words."""
         one = re.compile(r'<word xMin="(-?[\d.]+)" yMin="([^"]*)" xMax="([\d.]+)" yMax="([^"]*)">([^<]*)<')
-        pages = self._ask("-bbox").split("<page ")[1:]
+        pages = self._ask("pdftotext", "-bbox").split("<page ")[1:]
         return [[(*map(float, box), text) for *box, text in one.findall(page)] for page in pages]
 
     @cached_property
@@ -98,30 +97,25 @@ class Printed:
                 yield depth, item.title, self.place(item.destination) + 1
                 yield from walk(item.children, depth + 1)
 
-        with self.reader.open_outline() as outline:
-            yield from walk(outline.root, 0)
+        return walk(self.reader.open_outline().root, 0)
 
     def references(self) -> Iterator[tuple[int, str, str]]:
         """Of each "(p. N)" that is a link: its page (from 1), N, and the number on the page that it leads to."""
         for number, page in enumerate(self.reader.pages, 1):
             height = float(page.mediabox[3])
-            rows = defaultdict(list)  # words, by where their middle is
-            for word in self.words[number - 1]:
-                rows[int((word[1] + word[3]) / 2)].append(word)
             for link in _links(page):
-                left, low, right, high = (float(edge) for edge in link.Rect)
-                top, bottom = height - max(low, high), height - min(low, high)
-                near = itertools.chain(*(rows[row] for row in range(int(top), int(bottom) + 1)))
+                left, top, right, bottom = (float(edge) for edge in link.Rect)
+                top, bottom = sorted((height - top, height - bottom))
                 inside = [
                     text
-                    for x, y, end, foot, text in near
+                    for x, y, end, foot, text in self.words[number - 1]
                     if x >= left - 1 and end <= right + 1 and top < (y + foot) / 2 < bottom
                 ]
                 if said := re.fullmatch(r"\(?(?:· lab on )?p\.\s?(\d+)\)?", " ".join(inside)):
                     yield number, said[1], self.labels[self.places[str(link.Dest)]]
 
-    def _ask(self, option: str) -> str:
-        command = [need("pdftotext", "poppler-utils"), option, str(self.path), "-"]
+    def _ask(self, tool: str, *options: str) -> str:
+        command = [need(tool, "poppler-utils"), *options, str(self.path), *(["-"] if tool == "pdftotext" else [])]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def check(self) -> None:
@@ -141,8 +135,8 @@ class Printed:
             marks = marks or list(self.bookmarks())
         wrong = [(page, said, leads) for page, said, leads in self.references() if said != leads]
         assert not wrong, wrong[:10]
-        streams = [one for one in self.reader.objects if isinstance(one, Stream)]
-        assert not [one for one in streams if one.get("/Subtype") == "/Image"], "all figures are vectors"
+        images = self._ask("pdfimages", "-list")
+        assert len(images.splitlines()) == 2, images  # the two lines of its heading: all figures are vectors
         width = float(self.reader.pages[0].mediabox[2])
         words = [word for page in self.words for word in page]
         assert len(words) > 500

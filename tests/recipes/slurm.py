@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddplab.labs.machines import PATH, NamespaceError, Node, Program
+from ddplab.labs.machines import NamespaceError, Node, Program
 from tools import PATIENCE_S, wait_until
 
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "munged": "munge"}
@@ -105,21 +104,9 @@ class Slurm:
             daemon.kill()
 
     def command(self, *words: str) -> str:
-        """What a command of Slurm says on the login node; empty while the controller does not answer.
-
-        A node keeps what it starts, with the pipe from it, and this is asked hundreds of times.
-        """
-        said, env = subprocess.PIPE, {**os.environ, "PATH": PATH, **self.env}
-        done = subprocess.run(
-            self.login.enter(words),
-            env=env,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        return done.stdout if done.returncode == 0 else ""
+        """What a command of Slurm says on the login node; empty while the controller does not answer."""
+        program = Program(self.login.enter(words), self.env)  # a node would keep it, and it is asked hundreds of times
+        return program.output if program.wait(PATIENCE_S) == 0 else ""
 
     def sbatch(self, script: Path, *options: str, args: Sequence[str] = ()) -> int:
         """Submit a script from its own folder, as a user would; return the job's number."""

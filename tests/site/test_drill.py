@@ -37,7 +37,7 @@ def drill(context, html):
 
 
 def read(html, name):
-    return BeautifulSoup((html / name).read_text(encoding="utf-8"), "lxml")
+    return BeautifulSoup((html / name).read_text(encoding="utf-8"), "html.parser")
 
 
 def card(drill):

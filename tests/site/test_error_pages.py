@@ -10,7 +10,7 @@ from ddplab.diagnose.answers import page_of
 
 
 def read(path):
-    return BeautifulSoup(path.read_text(encoding="utf-8"), "lxml")
+    return BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
 
 
 def words(text):

@@ -11,7 +11,7 @@ PHONE = {"viewport": {"width": 390, "height": 800}}
 
 def parsed(path):
     """A page, parsed."""
-    return BeautifulSoup(path.read_text(encoding="utf-8"), "lxml")
+    return BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
 
 
 def test_a_chapter_ends_with_cards_of_the_labs_that_it_shows(html):

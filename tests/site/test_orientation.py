@@ -40,7 +40,7 @@ def opened(browser, html):
 
 
 def read(html, name):
-    return BeautifulSoup((html / name).read_text(encoding="utf-8"), "lxml")
+    return BeautifulSoup((html / name).read_text(encoding="utf-8"), "html.parser")
 
 
 def sees(page, selector):
