@@ -13,7 +13,7 @@ FRONT  = $(shell sed -n 's/^labs_default_edition = "\(.*\)"/\1/p' conf.py)
 BESIDE = $(if $(EDITION),,$(filter-out $(FRONT),$(patsubst gallery/editions/%/manifest.json,%,$(wildcard gallery/editions/*/manifest.json))))
 SWITCH = $(if $(BESIDE),-D labs_editions=all)
 # Tests wait more than they compute: two for each core.
-PARALLEL = --dist loadgroup --no-loadscope-reorder -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') * 2 ))
+PARALLEL = --dist loadfile -n $$(( $$($(PY) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') * 2 ))
 # What is installed: "book" reads it (no torch), "labs" runs it, "test" has everything.
 ready  = $(if $(filter $(VENV)/%,$(PY)),$(VENV)/$(1))
 # What was built is put beside the web pages, and listed on the first of them.

@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What tests start can be interrupted, also if they run in the background of a shell, which then ignores Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["ledger.plugin"]
+pytest_plugins = ["ledger.plugin", "ledger.processes"]
 
 FAILED = pytest.StashKey[dict[int, tuple[str, BaseException]]]()  # what went wrong before a test -> the first it ended
 
@@ -46,14 +46,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="ddplab-tests-")
     # Behind multiprocessing's own folder in it, whose end has the priority -100.
     Finalize(None, shutil.rmtree, args=(tempfile.tempdir, True), exitpriority=-200)
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a file in one process, but for its tests that stand ``apart``."""
-    for item in items if config.pluginmanager.hasplugin("xdist") else ():
-        if not item.get_closest_marker("apart"):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
 
 
 @pytest.hookimpl(wrapper=True)

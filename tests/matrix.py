@@ -112,7 +112,7 @@ def tests(python: Path, room: str, chosen: list[str], out: Path, jobs: int) -> I
         "-p",
         "no:cacheprovider",
         "--dist",
-        "loadgroup",
+        "loadfile",
         "-n",
         str(jobs),
         "-o",

@@ -101,7 +101,21 @@ def test_other():
 """
 
 
-@pytest.mark.parametrize("processes", ["0", "3"])
+def run_tests(folder: Path, processes: int, **files: str) -> str:
+    """What pytest says of files with the book's own settings."""
+    for name in ("conftest.py", "tools.py"):
+        shutil.copy(HERE / name, folder)
+    shutil.copytree(HERE / "ledger", folder / "ledger", ignore=shutil.ignore_patterns("test_*", "passes"))
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = apart: of the others\n")
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--dist=loadfile", "-n", str(processes), "-rs"]
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("processes", [0, 3])
 @pytest.mark.parametrize(
     ("fails", "ended"),
     [("", "7 passed"), ("raise OSError('no disk')", "1 passed, 5 skipped, 1 error")],
@@ -109,17 +123,39 @@ def test_other():
 )
 def test_what_is_built_once_fails_once(tmp_path, processes, fails, ended):
     """Six tests share a fixture; they run in one process, and in several."""
-    for name in ("conftest.py", "tools.py"):
-        shutil.copy(HERE / name, tmp_path)
-    shutil.copytree(HERE / "ledger", tmp_path / "ledger", ignore=shutil.ignore_patterns("test_*", "passes"))
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = apart: of the others\n")
-    (tmp_path / "test_six.py").write_text(TESTS.format(fails=fails))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--dist=loadgroup", "-n", processes, "-rs"]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert re.search(rf"=+ {ended} in", ran.stdout), ran.stdout + ran.stderr
+    said = run_tests(tmp_path, processes, test_six=TESTS.format(fails=fails))
+    assert re.search(rf"=+ {ended} in", said), said
     if fails:
-        assert "no disk" in ran.stdout
+        assert "no disk" in said
         assert re.search(
-            r"SKIPPED .*: (what it stands on failed in|book could not be built: see) test_six.py::test_book", ran.stdout
+            r"SKIPPED .*: (what it stands on failed in|book could not be built: see) test_six.py::test_book", said
         )
+
+
+PROCESSES = """
+import os
+from pathlib import Path
+import pytest
+
+@pytest.fixture(scope="module")
+def made():
+    return []
+
+@pytest.mark.parametrize("n", range(20))
+def test_stays(made, n):
+    made.append(n)
+    assert made == [*range(n + 1)]
+
+@pytest.mark.apart
+@pytest.mark.parametrize("n", range(20))
+def test_goes(n):
+    with Path(__file__).with_suffix(".log").open("a") as log:
+        print(os.environ["PYTEST_XDIST_WORKER"], file=log)
+"""
+
+
+def test_a_file_stays_in_one_process_but_for_what_stands_apart(tmp_path):
+    said = run_tests(tmp_path, 3, test_one=PROCESSES, test_two=PROCESSES)
+    assert "80 passed" in said, said
+    ran = [{*(tmp_path / f"test_{name}.log").read_text().split()} for name in ("one", "two")]
+    assert all(len(processes) > 1 for processes in ran)

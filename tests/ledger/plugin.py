@@ -7,10 +7,12 @@ chooses. A claim whose record stands in an edition has passed, too. Where the le
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
 import hashlib
 import inspect
+import json
 import os
 import sys
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from ddplab.recording import reach
 from ddplab.recording.claims import standing
@@ -32,6 +35,7 @@ TESTS = ROOT / "tests"
 OURS = tuple(str(ROOT / name) for name in ("tests", "handbook", "gallery"))
 SHARE = 0.03
 _CACHE = ROOT / "_build" / "keys.json"
+_FOUND = ROOT / "_build" / "found.json"  # by the first process of this run
 _COUNTS = pytest.StashKey[dict[str, int]]()  # why so many tests run, or do not
 _SEEN = pytest.StashKey[set[str]]()  # what a test has read itself
 
@@ -80,17 +84,40 @@ class Chooser:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Choose."""
+        if here := next((item.nodeid for item in items if str(ROOT) in item.nodeid), ""):
+            raise pytest.UsageError(f"{here} names a folder of this machine: give its parameters other ids")
+        found = self._found(items)
+        self.code, self.proved = found["code"], {*found["proved"]}
+        if self.mode == "changed":
+            self._choose(config, items)
+
+    def _found(self, items: list[pytest.Item]) -> dict[str, Any]:
+        """The code of the tests, and which are proved: what one process of xdist finds, the others take over."""
+        shared = getattr(self.config, "workerinput", None)
+        if shared is None:
+            return self._find(items)
+        run = shared["testrunuid"]
+        with FileLock(_FOUND.with_suffix(".lock")):
+            with contextlib.suppress(OSError, ValueError):
+                if (known := json.loads(_FOUND.read_text(encoding="utf-8")))["run"] == run:
+                    return known
+            found = self._find(items)
+            write_json(_FOUND, {"run": run, **found})
+        return found
+
+    def _find(self, items: list[pytest.Item]) -> dict[str, Any]:
         with reach.unchanged():
-            self.code = {item.nodeid: _code(item) for item in items}
-            if self.mode == "changed":
-                self._choose(config, items)
+            code = {item.nodeid: _code(item) for item in items}
+            if self.mode == "anew":
+                return {"code": code, "proved": []}
+            held = {item.nodeid for item in items if self.at_home and _holds(item.nodeid, code[item.nodeid])}
+            claims = any(item.nodeid not in held and item.get_closest_marker("proves") for item in items)
+            recorded = standing(ROOT) if claims and self.at_home else {}
+        proved = held | {item.nodeid for item in items if item.nodeid.split("[")[0] in recorded}
+        return {"code": code, "proved": sorted(proved)}
 
     def _choose(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         counts: Counter[str] = Counter()
-        held = {item.nodeid for item in items if self.at_home and _holds(item.nodeid, self.code[item.nodeid])}
-        claims = any(item.nodeid not in held and item.get_closest_marker("proves") for item in items)
-        recorded = standing(ROOT) if claims and self.at_home else {}
-        self.proved = held | {item.nodeid for item in items if item.nodeid.split("[")[0] in recorded}
         commit = git("rev-parse", "HEAD")
         left_out = []
         for item in items:
@@ -103,7 +130,8 @@ class Chooser:
             if not why:
                 left_out.append(item)
         if left_out:
-            items[:] = [item for item in items if item not in {*left_out}]
+            dropped = {*left_out}
+            items[:] = [item for item in items if item not in dropped]
             config.hook.pytest_deselected(items=left_out)
         config.stash[_COUNTS] = dict(counts)
         if hasattr(config, "workeroutput"):  # a process of xdist

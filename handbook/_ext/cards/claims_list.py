@@ -12,6 +12,8 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
+from ddplab.recording import reach
+
 from ..evidence.proofs import results_edition
 from ..markup import close, has_folds
 from .claim_tests import test_uri
@@ -50,7 +52,8 @@ class ListClaims(ClaimTransform):
         """Change the document that is about to be written."""
         for place in list(self.document.findall(claims_list)):
             claims: list[Entry] = self.register.claims()
-            place.replace_self([*self._counts(claims), part("table", *self._chapters(claims), class_="claims")])
+            with reach.unchanged():
+                place.replace_self([*self._counts(claims), part("table", *self._chapters(claims), class_="claims")])
 
     def _counts(self, claims: list[Entry]) -> Iterator[nodes.Node]:
         runs = {entry.id: self.nccl(entry.id) for entry in claims}

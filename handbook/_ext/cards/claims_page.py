@@ -14,6 +14,8 @@ from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.writers.html5 import HTML5Translator
 
+from ddplab.recording import reach
+
 from ..evidence import labs
 from ..evidence.proofs import NcclRun, Proof, Result, nccl_runs, read_proofs, read_results, result_of, results_edition
 from ..markup import close, cross_reference, has_folds
@@ -116,8 +118,9 @@ class MarkClaims(ClaimTransform):
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""
-        for node in list(self.document.findall(claim)):
-            self._mark(node)
+        with reach.unchanged():
+            for node in list(self.document.findall(claim)):
+                self._mark(node)
 
     def _mark(self, node: claim) -> None:
         name = node["claim_id"]

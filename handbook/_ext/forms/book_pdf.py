@@ -32,7 +32,7 @@ from .print_labs import numbers_in_the_handbook, outputs_in_the_handbook, shorte
 from .print_page import SCHEME, prepare
 from .print_tree import anchor, classes, parse, to_html
 from .print_words import keep_words
-from .weasy import Sheets, lay_out, load_weasyprint, page_numbers, side_by_side, write
+from .weasy import Sheets, lay_out, load_weasyprint, page_numbers, prepare_styles, side_by_side, write
 from .whole_book import WholeBookBuilder
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class BookPdfBuilder(WholeBookBuilder):
         self.reading_order = {only: list(below(self.env, only))} if only else order
         companion = [self._make_companion] if labs and not only else []
         self.lab_pages: Any = SimpleQueue()  # from the companion to the handbook
+        prepare_styles(self.sheets)
         side_by_side([*companion, self._make_handbook])
 
     def write_doc(self, docname: str, doctree: nodes.document) -> None:

@@ -22,7 +22,7 @@ from sphinx_revealjs.writers import RevealjsSlideTranslator
 from ..problems import expect
 from . import deck_pdf, deck_sizes
 from .deck_cards import speaker_notes
-from .weasy import load_weasyprint, prepare, side_by_side
+from .weasy import load_weasyprint, prepare_styles, side_by_side
 
 
 class Notes(SphinxDirective):
@@ -101,7 +101,7 @@ class DeckBuilder(RevealjsHTMLBuilder):  # type: ignore[misc]
             if min(_age(slides), _age(handout)) < _age(page):
                 jobs.append(partial(deck_pdf.make, page, slides, handout, static))
         if jobs:
-            prepare(deck_pdf.sheets(static))
+            prepare_styles(deck_pdf.sheets(static))
         side_by_side(jobs)
 
     def _style_files(self) -> Iterator[Path]:

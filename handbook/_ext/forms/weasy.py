@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib
 import logging as plain_logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ from sphinx.util.parallel import ParallelTasks, SerialTasks, parallel_available
 from ..problems import BuildError
 from .patches import (
     columns_are_balanced_in_few_steps,
+    expressions_are_kept,
     lines_break_at_their_end,
     lines_broken_once,
     page_references_listed_once,
@@ -27,6 +29,8 @@ from .patches import (
 )
 
 logger = logging.getLogger(__name__)
+
+_laid_out: list[Any] = []  # to the end of this process: to take millions of boxes apart takes long
 
 
 def load_weasyprint() -> ModuleType:
@@ -47,6 +51,7 @@ def load_weasyprint() -> ModuleType:
     lines_break_at_their_end()
     columns_are_balanced_in_few_steps()
     pages_are_drawn_once()
+    expressions_are_kept()
     return weasyprint
 
 
@@ -76,7 +81,10 @@ def lay_out(content: str, sheets: Sheets, name: str) -> Any:
     with _problems_of(name), lines_broken_once():
         css, fonts = _styles(sheets)
         page = weasyprint.HTML(string=content, base_url=sheets[0][0].as_uri())
-        return page.render(stylesheets=css, font_config=fonts, pdf_variant="pdf/ua-1")
+        document = page.render(stylesheets=css, font_config=fonts, pdf_variant="pdf/ua-1")
+    if multiprocessing.parent_process() is not None:
+        _laid_out.append(document)
+    return document
 
 
 def write(document: Any, target: Path, finisher: Callable[[Any, Any], None] | None = None) -> None:
@@ -109,7 +117,7 @@ def label_pages(_document: Any, pdf: Any, *, runs: Iterable[Run]) -> None:
     pdf.catalog["PageLabels"] = pydyf.Dictionary({"Nums": pydyf.Array(labels)})
 
 
-def prepare(sheets: Sheets) -> None:
+def prepare_styles(sheets: Sheets) -> None:
     """Read styles and fonts once, for all the processes that are then started from this one."""
     with _problems_of("the style sheets"):
         _styles(sheets)

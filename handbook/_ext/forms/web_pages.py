@@ -7,6 +7,7 @@ Sphinx's would take for done.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,9 @@ class WebBuilder(StandaloneHTMLBuilder):
         super().prepare_writing(docnames)
 
     def load_indexer(self, docnames: Set[str]) -> None:
-        """The words of the other pages, where those of a page are added."""
+        """The words of the other pages, where those of a page are added; each word is reduced to its stem once."""
+        if self.indexer:
+            self.indexer.lang.stem = functools.cache(self.indexer.lang.stem)  # type: ignore[method-assign]
         if docnames:
             super().load_indexer(docnames)
 
