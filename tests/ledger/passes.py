@@ -130,21 +130,27 @@ def _content(name: str) -> str:
     """The hash of what `watch` calls by this name."""
     if name == "git":
         return _hash(f"{one} {digest(ROOT / one)}" for one in project_files() if FOLDER not in (ROOT / one).parents)
-    if not (ROOT / name.rstrip("/*!")).exists() and "*" not in name:
+    if not (ROOT / name.rstrip("/*!#")).exists() and "*" not in name:
         return "missing"
     if name.endswith("!"):
         return code_hash(*inputs([(ROOT / name[:-1], reach.ALL)]))
     if name.endswith("/"):
         return _hash(sorted(one for one in os.listdir(ROOT / name) if counts(f"{name}{one}")))
+    name, titles = name.removesuffix("#"), "#" if name.endswith("#") else ""
     folder, _, pattern = name.rpartition("/*")
     if not folder:
-        return digest(ROOT / name)
+        return _titles(ROOT / name) if titles else digest(ROOT / name)
     paths = (ROOT / folder).rglob("*") if pattern == "*" else (ROOT / folder).glob(f"*{pattern}")
     ours = sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts)
-    lines = [f"{path.relative_to(ROOT)} {_content(path.relative_to(ROOT).as_posix())}" for path in ours]
+    lines = [f"{one} {_content(f'{one}{titles}')}" for one in (path.relative_to(ROOT).as_posix() for path in ours)]
     modules = [path for path in ours if pattern == "*" and path.suffix == ".py"]  # which a program may import
     parts = {(path, name): part for path in modules for name, part in reach.source(path).parts.items()}
     return _hash([*lines, _versions(parts)])
+
+
+def _titles(page: Path) -> str:
+    """The hash of a page's headings, and of the labels above them."""
+    return _hash(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(("#", "(")))
 
 
 def code_hash(parts: dict[reach.Node, reach.Part], data: Iterable[Path]) -> str:
@@ -184,6 +190,6 @@ def folded(reads: Iterable[str]) -> list[str]:
         if not name.endswith(("/", "!", "*")) and path.suffix:
             kinds.setdefault((path.parent.as_posix(), path.suffix), set()).add(name)
     for (folder, suffix), those in kinds.items():
-        if len(those) > 3 and len(those) == len([*(ROOT / folder).glob(f"*{suffix}")]):
+        if len(those) > 3 and len(those) == len([*(ROOT / folder).glob(f"*{suffix.removesuffix('#')}")]):
             names = names - those | {f"{folder}/*{suffix}"}
     return sorted(names)

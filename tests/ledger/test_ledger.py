@@ -48,6 +48,7 @@ def data():
     "handbook/data.txt": "data\n",
     "handbook/many/a.txt": "",
     "handbook/apart.txt": "apart",
+    "handbook/part/page.md": "(label)=\n# Title\n\nProse.\n",
     "handbook/touched.txt": "old",
     "_build/html/page.html": '<link rel="stylesheet" href="_static/page.css">',
     "_build/html/other.html": "<p>other",
@@ -98,6 +99,18 @@ import subprocess, sys
 def test_program(tmp_path):
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)  # which is not our git
     subprocess.run([sys.executable, "-m", "ddplab", "grade", "--help"], check=True)
+""",
+    "tests/test_git.py": """\
+import subprocess
+
+def test_git():
+    assert subprocess.check_output(["git", "ls-files", "--", "handbook/many"])
+""",
+    "tests/test_titles.py": """\
+from ddplab.grading.exercises import section
+
+def test_titles():
+    assert section("label").startswith("“")
 """,
     "tests/test_page.py": """\
 import re
@@ -281,7 +294,9 @@ def test_the_first_run_runs_all_and_the_next_only_the_core(project):
         ("_build/html/other.html", "other", "another", "other"),
         ("handbook/data.txt", "data", "more data", "data data_too"),  # which one test read, and a cache kept
         ("handbook/apart.txt", "apart", "far apart", "apart"),
-        ("handbook/many/b.txt", "", "new", "listed listed_too"),
+        ("handbook/many/b.txt", "", "new", "listed listed_too git titles"),
+        ("handbook/part/page.md", "Prose", "More", ""),
+        ("handbook/part/page.md", "Title", "Name", "titles"),
         ("constraints.txt", r"pypdf==\S+", "pypdf==0", "package"),
         ("tests/ledger/passes/test_kit.json", "(?s).{9}$", "", "kit"),
         ("tests/ledger/passes/test_kit.json", '"test_kit": "', '"test_kit": "x ', "kit"),
@@ -307,7 +322,7 @@ def other_torch(tmp_path):
 def test_what_uses_torch_runs_when_another_version_is_pinned_and_installed(project, other_torch):
     project.edit("constraints.txt", "(?m)^torch==.*", "torch==9.9.9")
     ran = project.pytest("changed", PYTHONPATH=f"{project.folder / 'gallery'}:{other_torch}")
-    assert (ran.tests, ran.code) == (CORE | {"test_torch", "test_help", "test_program"}, 0), ran.output
+    assert (ran.tests, ran.code) == (CORE | {"test_torch", "test_help", "test_program", "test_titles"}, 0), ran.output
 
 
 @pytest.mark.parametrize(

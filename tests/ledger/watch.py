@@ -1,7 +1,8 @@
 """What a test reads of the project, and which programs it starts: seen as it runs, by an audit hook of this process.
 
-Each is a short text: a file (``handbook/index.md``), the names in a folder (``handbook/run/``), all below one
-(``gallery/ddplab/**``), what a program reaches (``gallery/recipes/train.py!``), or all that git knows (``git``).
+Each is a short text: a file (``handbook/index.md``), its titles only (``handbook/index.md#``), the names in a folder
+(``handbook/run/``), all below one (``gallery/ddplab/**``), what a program reaches (``gallery/recipes/train.py!``), or
+all that git knows (``git``).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _NOT_OURS = re.compile(r"(\.git|\.venv[^/]*|\.\w+_cache|_build|runs|tests/ledger
 _FOLLOWED = re.compile(
     r"importlib|linecache\.py|tokenize\.py|inspect\.py|assertion/rewrite\.py|recording/(reach|keys)\.py"
 )
+_TITLES = re.compile(r"ddplab/grading/exercises\.py")  # who opens pages to find the title of a section
 
 _sinks: list[set[str]] = []  # of the test and the fixtures that run now; the last one takes what is seen
 
@@ -72,7 +74,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         path, mode, flags = arguments
         writes = (mode is not None and set(mode) & set("wax+")) or (flags & (os.O_WRONLY | os.O_RDWR) and mode is None)
         if not writes and (name := _name(path)) and not (name.endswith(".py") and _is_followed()):
-            _sinks[-1].add(name)
+            _sinks[-1].add(f"{name}#" if name.endswith(".md") and _is_called_from(_TITLES) else name)
     elif event in ("os.scandir", "os.listdir"):
         if (name := _name(arguments[0] or ".", folder=True)) is not None and not _is_followed():
             _sinks[-1].add(f"{name}/")
@@ -98,9 +100,13 @@ def counts(name: str) -> bool:
 
 
 def _is_followed() -> bool:
+    return _is_called_from(_FOLLOWED, "_digest")
+
+
+def _is_called_from(files: re.Pattern[str], function: str = "") -> bool:
     frame = sys._getframe(2)
     for _ in range(16):  # pathlib has some between
-        if _FOLLOWED.search(frame.f_code.co_filename) or frame.f_code.co_name == "_digest":
+        if files.search(frame.f_code.co_filename) or frame.f_code.co_name == function:
             return True
         if frame.f_back is None:
             break
@@ -113,6 +119,10 @@ def _started(command: Any, folder: str) -> Iterator[str]:
     words = [command] if isinstance(command, str | bytes | os.PathLike) else list(command)
     line = " ".join(os.fsdecode(word) for word in words if isinstance(word, str | bytes | os.PathLike))
     names = {os.path.basename(word) for word in line.split()}
+    if "git" in names and " -- " in line:  # it is asked of these paths only
+        asked = [_name(os.path.join(folder, word), folder=True) for word in line.partition(" -- ")[2].split()]
+        yield from (f"{name}/**" if (ROOT / name).is_dir() else name for name in asked if name)
+        return
     for pattern, behind in _PROGRAMS.items():
         of_ours = behind != ("git",) or Path(folder).is_relative_to(ROOT)
         if of_ours and any(pattern.fullmatch(name) for name in names):

@@ -7,7 +7,7 @@ a reader takes up as many as there is time for.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from docutils import nodes
@@ -39,6 +39,10 @@ pre { overflow-x: auto; }
 _PICTURE = re.compile(r'src="(?:\.\./)*_images/([^"]+)"')
 
 
+def _is_card(node: nodes.Node) -> bool:
+    return isinstance(node, card | error_entry)
+
+
 class AnkiBuilder(WholeBookBuilder):
     """Renders cards as HTML does, and keeps nothing else of a page."""
 
@@ -64,6 +68,10 @@ class AnkiBuilder(WholeBookBuilder):
             ],
             css=_CSS,
         )
+
+    def write_documents(self, docnames: Set[str]) -> None:
+        """Of the documents that have cards."""
+        super().write_documents({name for name in docnames if any(self.env.get_doctree(name).findall(_is_card))})
 
     def write_doc(self, docname: str, doctree: nodes.document) -> None:
         """Collect the cards of a document."""
