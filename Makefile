@@ -76,7 +76,7 @@ edition-unpack: $(call ready,book) ## check such a file, and put its edition bes
 	@test -n "$(FILE)" || { echo "make edition-unpack needs a file, such as: make edition-unpack FILE=h200.zip"; exit 2; }
 	$(kit) edition unpack $(FILE) $(if $(REPLACE),--replace)
 
-test: $(call ready,test) html ## what changed since its recorded pass, a core that touches every room, and 3 % of the rest
+test: $(call ready,test) $(if $(BUILT),,html) ## what changed since its recorded pass, a core that touches every room, and 3 % of the rest
 	$(PY) -m pytest $(PARALLEL) --ledger=changed -rs --durations=20
 
 test-all: $(call ready,test) $(if $(BUILT),,all) ## every test, and the ledger of passes anew; BUILT=1, after make all; REQUIRE_ALL=1 forbids skips for a missing tool

@@ -10,8 +10,10 @@ import pytest
 from sphinx.errors import SphinxParallelError
 from sphinx.highlighting import PygmentsBridge
 from sphinx.util.parallel import ParallelTasks
+from tinyhtml5 import inputstream
 
-from _ext.forms.patches import drop_links_out_of, end_on_failed_pages, page_references_listed_once
+from _ext.forms.patches import drop_links_out_of, end_on_failed_pages, expressions_are_kept, page_references_listed_once
+from _ext.forms.print_tree import parse
 from _ext.problems import BuildError, read_toml
 from tiny_book import TinyBook, evidence
 
@@ -53,6 +55,21 @@ def test_a_page_that_fails_while_others_are_started_ends_the_build() -> None:
         for number in range(200):
             tasks.add_task(broken, number)
         tasks.join()
+
+
+def test_the_expressions_with_which_a_page_is_read_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputstream, "characters_until_regex", {})
+    expressions_are_kept()
+    (paragraph,) = parse('<p class="a-b">x &amp; y</p>')
+    assert (paragraph.attrib, paragraph.text) == ({"class": "a-b"}, "x & y")
+    kept = inputstream.characters_until_regex
+    assert len(kept) > 3
+    assert not any(isinstance(characters, re.Pattern) for characters, _ in kept)
+    monkeypatch.setattr(inputstream, "characters_until_regex", None)
+    with pytest.raises(
+        BuildError, match=refusal("tinyhtml5", r"inputstream\.characters_until_regex is not a dictionary")
+    ):
+        expressions_are_kept()
 
 
 def test_lab_pages_without_the_marks_of_sphinx_gallery(tmp_path: Path) -> None:

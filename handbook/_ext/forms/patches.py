@@ -12,7 +12,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -79,10 +79,10 @@ def end_on_failed_pages() -> None:
     changed.terminate = raising
 
 
-class _Expressions(dict[tuple[frozenset[str], bool], re.Pattern[str]]):
+class _Expressions(dict[tuple[Collection[str], bool], re.Pattern[str]]):
     """Those that match as many of some characters, or of all others, as there are."""
 
-    def __missing__(self, asked: tuple[frozenset[str], bool]) -> re.Pattern[str]:
+    def __missing__(self, asked: tuple[Collection[str], bool]) -> re.Pattern[str]:
         """Make one, and keep it."""
         characters, these = asked
         self[asked] = re.compile(f"[{'' if these else '^'}{re.escape(''.join(sorted(characters)))}]+")
