@@ -74,18 +74,19 @@ class Chooser:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector):
-        """See what a file of tests reads as it is imported."""
+        """See what a file of tests reads as it is imported; refuse ids that no other clone has."""
         if not isinstance(collector, pytest.Module):
             return (yield)
         with watch.seen() as found:
             report = yield
         self.of_import[collector.path] = found
+        if here := next((item.nodeid for item in report.result or () if str(ROOT) in item.nodeid), ""):
+            report.outcome, report.result = "failed", []
+            report.longrepr = f"{here} names a folder of this machine: give its parameters other ids"
         return report
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Choose."""
-        if here := next((item.nodeid for item in items if str(ROOT) in item.nodeid), ""):
-            raise pytest.UsageError(f"{here} names a folder of this machine: give its parameters other ids")
         found = self._found(items)
         self.code, self.proved = found["code"], {*found["proved"]}
         if self.mode == "changed":

@@ -379,6 +379,18 @@ def test_a_whole_run_that_cannot_begin_leaves_the_ledger(project):
     assert (ran.tests, ran.code, project.kept()) == (set(), 2, before), ran.output
 
 
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_an_id_that_names_a_folder_of_this_machine_is_refused(project, processes):
+    before, mark = project.kept(), f"@pytest.mark.parametrize('path', ['{project.folder}/a'])"
+    (project.folder / "tests" / "test_place.py").write_text(f"import pytest\n\n{mark}\ndef test_place(path): pass\n")
+    ran = project.pytest("changed", "-n", processes)
+    assert ran.code
+    assert project.kept() == before
+    assert re.search(
+        r"test_place.py::test_place\[.*/a\] names a folder of this machine: give its parameters", ran.output
+    )
+
+
 def test_the_commit_chooses_a_sample_of_what_stands(project):
     many = "import pytest\n\n@pytest.mark.parametrize('n', range(200))\ndef test_many(n):\n    pass\n"
     (project.folder / "tests" / "test_many.py").write_text(many)
