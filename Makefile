@@ -6,6 +6,8 @@ VENV   ?= $(if $(TORCH),.venv-torch,.venv)
 PY     ?= $(VENV)/bin/python
 SPHINX = $(PY) -m sphinx -c . -j auto -d _build/doctrees/book -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION)) $(if $(SITE),-D ogp_site_url=$(SITE))
 DECKS  = $(PY) -m sphinx -d _build/doctrees/slides -W --keep-going $(if $(EDITION),-D labs_edition=$(EDITION))
+# What takes longest, the handbook in print, comes first where several forms are made at once.
+LATER  = nice
 # In a folder of its own, with documents of its own: what `make html` has built stays as it is.
 LIVE   = $(subst doctrees/book,doctrees/live,$(SPHINX)) -D labs_edition=here
 # Without EDITION= the web book holds all editions: the default one, and the others below it, each in editions/<name>.
@@ -46,15 +48,15 @@ pdf: html ## the book and each chapter in print: _build/pdf/ (PAPER=letter inste
 	$(listed)
 
 epub: html ## the book for a reader: _build/epub/ddp-handbook.epub
-	$(SPHINX) -b epub handbook _build/epub
+	$(LATER) $(SPHINX) -b epub handbook _build/epub
 	$(listed)
 
 slides: html ## the decks: _build/slides/<deck>.html, <deck>.pdf, <deck>-notes.pdf
-	$(DECKS) -b revealjs slides _build/slides
+	$(LATER) $(DECKS) -b revealjs slides _build/slides
 	$(listed)
 
 anki: html ## the flashcards: _build/anki/ddp-handbook.apkg
-	$(SPHINX) -b anki handbook _build/anki
+	$(LATER) $(SPHINX) -b anki handbook _build/anki
 	$(listed)
 
 all: html pdf epub slides anki ## all forms of the book

@@ -7,6 +7,8 @@ contents, and laid out by WeasyPrint with ``_static/print.css``.
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -141,7 +143,9 @@ class BookPdfBuilder(WholeBookBuilder):
         side_by_side([partial(offprints, runs[::2]), partial(offprints, runs[1::2])])
 
     def _make_companion(self) -> None:
-        """The labs, by chapter."""
+        """The labs, by chapter; the handbook, which takes longer, comes first."""
+        if multiprocessing.parent_process() is not None:
+            os.nice(5)
         numbers: dict[str, int] = {}
         documents = [name for order in self.reading_order.values() for name in order]
         printed = [name for name in documents if not is_in_companion(self.env, name)]
