@@ -91,5 +91,7 @@ def test_nothing_names_this_machine():
     for name in files:
         if name.endswith((".woff2", ".png", ".pdf")) or name == "tests/site/test_prose.py":
             continue
+        if not (ROOT / name).exists():  # passes that do not hold are removed
+            continue
         found = suspect.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))  # some logs are broken
         assert not found, f"{name}: {found[0]}"
