@@ -100,7 +100,7 @@ class Chooser:
         run = shared["testrunuid"]
         with FileLock(_FOUND.with_suffix(".lock")):
             with contextlib.suppress(OSError, ValueError):
-                if (known := json.loads(_FOUND.read_text(encoding="utf-8")))["run"] == run:
+                if (known := json.loads(_FOUND.read_text(encoding="utf-8"))).get("run") == run:
                     return known
             found = self._find(items)
             write_json(_FOUND, {"run": run, **found})

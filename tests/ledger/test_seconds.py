@@ -8,7 +8,7 @@ import pytest
 from .passes import FOLDER, Passes
 from .plugin import Keeper
 
-# For all, 4,000 is the aim: the machine that wrote the ledger last took more, and one test waited long for nothing.
+# For all, 4,000 is the aim; the machine that wrote the ledger last took more.
 CORE_S, ALL_S = 200, 6000
 
 
