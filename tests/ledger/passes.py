@@ -141,7 +141,7 @@ def _content(name: str) -> str:
     if not folder:
         return _titles(ROOT / name) if titles else digest(ROOT / name)
     paths = (ROOT / folder).rglob("*") if pattern == "*" else (ROOT / folder).glob(f"*{pattern}")
-    ours = sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts)
+    ours = sorted(path for path in paths if path.is_file() and counts(path.relative_to(ROOT).as_posix()))
     lines = [f"{one} {_content(f'{one}{titles}')}" for one in (path.relative_to(ROOT).as_posix() for path in ours)]
     modules = [path for path in ours if pattern == "*" and path.suffix == ".py"]  # which a program may import
     parts = {(path, name): part for path in modules for name, part in reach.source(path).parts.items()}

@@ -295,6 +295,7 @@ def test_the_first_run_runs_all_and_the_next_only_the_core(project):
         ("handbook/data.txt", "data", "more data", "data data_too"),  # which one test read, and a cache kept
         ("handbook/apart.txt", "apart", "far apart", "apart"),
         ("handbook/many/b.txt", "", "new", "listed listed_too git titles"),
+        ("gallery/ddplab/.tool_cache/kept", "", "new", ""),
         ("handbook/part/page.md", "Prose", "More", ""),
         ("handbook/part/page.md", "Title", "Name", "titles"),
         ("constraints.txt", r"pypdf==\S+", "pypdf==0", "package"),
@@ -303,6 +304,7 @@ def test_the_first_run_runs_all_and_the_next_only_the_core(project):
     ],
 )
 def test_exactly_what_depends_on_a_change_runs(project, file, old, new, tests):
+    (project.folder / file).parent.mkdir(exist_ok=True)
     (project.folder / file).touch()
     project.edit(file, old, new)
     ran = project.pytest("changed")

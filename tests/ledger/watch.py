@@ -29,7 +29,7 @@ _PROGRAMS = {  # names on a command line -> what stands behind them; Python is a
 }
 _BUILT = re.compile(r"_build/(html|pdf|epub|slides|anki|editions|live)/")
 # What is no input: installed packages, caches, and what a run itself leaves.
-_NOT_OURS = re.compile(r"(\.git|\.venv[^/]*|\.\w+_cache|_build|runs|tests/ledger/passes)(/|$)|(.*/)?__pycache__(/|$)")
+_NOT_OURS = re.compile(r"(\.git|\.venv[^/]*|_build|runs|tests/ledger/passes)(/|$)|(.*/)?(__pycache__|\.\w+_cache)(/|$)")
 # Who opens modules to import them, to show their lines, or to make a key: what is imported is followed in the source.
 _FOLLOWED = re.compile(
     r"importlib|linecache\.py|tokenize\.py|inspect\.py|assertion/rewrite\.py|recording/(reach|keys)\.py"
