@@ -101,6 +101,12 @@ class Passes:
             path.unlink(missing_ok=True)
 
 
+@functools.cache
+def before(file: str) -> Passes:
+    """Those of a file of tests as they were when this run began."""
+    return Passes.of(file)
+
+
 def about() -> dict[str, str]:
     """Of which machine the ledger is, and the commit at which all tests last ran; empty if nothing says so."""
     try:

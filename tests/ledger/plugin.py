@@ -29,7 +29,7 @@ from ddplab.recording.keys import inputs
 from ddplab.runtime.evidence import write_json
 
 from . import machine, watch
-from .passes import ABOUT, FOLDER, ROOT, Pass, Passes, about, code_hash, folded, git, project_files
+from .passes import ABOUT, FOLDER, ROOT, Pass, Passes, about, before, code_hash, folded, git, project_files
 
 TESTS = ROOT / "tests"
 OURS = tuple(str(ROOT / name) for name in ("tests", "handbook", "gallery"))
@@ -314,12 +314,7 @@ _inputs = functools.cache(inputs)
 
 def _holds(test: str, code: str) -> bool:
     file, _, name = test.partition("::")
-    return _passes(file).hold(name, code)
-
-
-@functools.cache
-def _passes(file: str) -> Passes:
-    return Passes.of(file)
+    return before(file).hold(name, code)
 
 
 def _cores() -> int:

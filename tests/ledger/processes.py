@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .passes import Passes
+from .passes import before
 
 _APART = re.compile(r"^@pytest\.mark\.apart\n(?:[@ )].*\n)*def (\w+)", re.MULTILINE)
 _TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
@@ -65,8 +65,5 @@ def _apart(file: Path) -> frozenset[str]:
 
 def _seconds(test: str) -> float:
     file, _, name = test.partition("::")
-    known = _passes(file).tests.get(name) if file.startswith("tests/") else None
+    known = before(file).tests.get(name) if file.startswith("tests/") else None
     return known.seconds if known else _UNKNOWN_S
-
-
-_passes = functools.cache(Passes.of)
