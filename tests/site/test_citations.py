@@ -2,7 +2,7 @@
 
 A citation is written ``` `symbol` in `path/from/the/package.py`, torch 2.13.0 ```; several symbols of one file are
 joined by a comma or "and". Python is looked up in the installed package, without importing it, where its version is
-the cited one. C++ and CUDA cannot be looked up: ``sources.toml`` lists what was read and where, and torch's own
+the cited one. C++ and CUDA cannot be looked up: ``handbook/sources.toml`` lists what was read and where, and torch's own
 headers are asked as well.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = tomllib.loads((Path(__file__).parent / "sources.toml").read_text(encoding="utf-8"))["file"]
+SOURCES = tomllib.loads((ROOT / "handbook/sources.toml").read_text(encoding="utf-8"))["file"]
 NATIVE = (".cpp", ".hpp", ".cc", ".cuh", ".cu", ".h")
 OURS = ("gallery/", "handbook/", "tests/")
 

@@ -2,11 +2,12 @@
 
 import tomllib
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-QUESTIONS = tomllib.loads((Path(__file__).parent / "questions.toml").read_text())["question"]
+from tools import ROOT
+
+QUESTIONS = tomllib.loads((ROOT / "handbook/questions.toml").read_text())["question"]
 ANSWERED = [one for one in QUESTIONS if "section" in one]
 ASK = """async (asked) => {
     await ddpSearch("ring");

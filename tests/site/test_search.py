@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-QUERIES = tomllib.loads((Path(__file__).parent / "search.toml").read_text())["queries"]
+QUERIES = tomllib.loads((Path(__file__).parent / "queries.toml").read_text())["queries"]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from ..problems import read_toml
 
-FILE = "../tests/site/questions.toml"  # from the handbook's folder; the search knows them, and a test asks it for each
+FILE = "questions.toml"  # in the folder of the handbook; the search knows them, and a test asks it for each
 _CODE = re.compile(
     r"(?<![\w`])(--\w[\w=:.-]*\w|[\w.]+\([^()]*\)|(?:torch|cuda)\.[\w.]*\w|\w+_\w[\w.=:-]*\w|\w+=\w+|\w+\.py)(?!\w)"
 )  # options, calls, names of torch and the environment, settings, files
