@@ -2,8 +2,8 @@
 
 A citation is written ``` `symbol` in `path/from/the/package.py`, torch 2.13.0 ```; several symbols of one file are
 joined by a comma or "and". Python is looked up in the installed package, without importing it, where its version is
-the cited one. C++ and CUDA cannot be looked up: ``handbook/sources.toml`` lists what was read and where, and torch's own
-headers are asked as well.
+the cited one. C++ and CUDA cannot be looked up: ``handbook/sources.toml`` lists what was read and where, and
+torch's own headers are asked as well.
 """
 
 import ast
