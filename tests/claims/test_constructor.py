@@ -1,4 +1,4 @@
-"""A constructor that is told to send nothing."""
+"""The DDP constructor without its copy of rank 0."""
 
 import pytest
 import torch
