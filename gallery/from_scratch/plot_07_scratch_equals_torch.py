@@ -10,6 +10,7 @@ Floating-point addition depends on its order, and a number's place in a bucket d
 Keep in mind: same buckets, same bits.
 
 :Level: deep, 20 minutes
+:Proves: scratch-equals-torch-bitwise scratch-equals-torch-rounding same-buckets-same-bits caps-move-the-bits
 """
 
 # %%
@@ -66,6 +67,9 @@ results = {}
 for ranks in (2, 3, 4):
     all_runs = launch(lambda: [train(*run) for run in RUNS.values()], ranks, up_to=4)
     results[ranks] = dict(zip(RUNS, all_runs[0], strict=True))
+    for warm, warm_torch, cold, cold_torch, _ in all_runs:
+        assert torch.equal(warm, warm_torch)
+        assert torch.equal(cold, cold_torch) or ranks > 2
 
 # %%
 # Three comparisons
@@ -88,6 +92,7 @@ for ranks, runs in results.items():
     print(f"{ranks:5}   " + "   ".join(f"{value:20.2g}" for value in largest))
     assert largest[0] == 0
     assert ranks > 2 or not any(largest)
+    assert ranks == 2 or largest[2] > 0  # the cap moves the last bits
     assert max(largest) < 1e-6
     if ranks > 2:
         record(**{f"cold_{ranks}": largest[1], f"caps_{ranks}": largest[2]})

@@ -8,6 +8,7 @@ PyTorch's own tests show which cases matter; this lab runs them with torch's cla
 It serves :ref:`from-scratch-behaviours`.
 
 :Level: evidence, 12 minutes
+:Proves: scratch-behaves-like-torch scratch-refuses-clearly
 """
 
 # %%
@@ -60,6 +61,7 @@ for title, (of_torch, of_scratch) in seen.items():
     print(f"{title:38} {cell(of_torch):23} {cell(of_scratch):13} {verdicts[title]}")
 
 counts = Counter(verdicts.values())
+assert counts["same"] > 60
 print(f"\n{len(seen)} cases: {dict(counts)}")
 record(cases=len(seen), **counts)
 record(tests=len({test for row in BEHAVIOURS.values() for test in row.tests}))

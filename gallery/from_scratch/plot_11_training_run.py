@@ -10,6 +10,7 @@ Of all lines of a training step only the backward, and a forward with buffers, t
 Keep in mind: zeroing, clipping, stepping and logging are local.
 
 :Level: core, 15 minutes
+:Proves: communication-inside-backward
 """
 
 # %%
@@ -101,6 +102,7 @@ for name in LINES:
 print(f"\nloss of rank 0: {losses[0]:.2f} in the first step, {losses[-1]:.2f} in the last")
 
 for _, spans in ranks:
+    assert len(spans["c10d::allreduce_"]) >= ACTIVE
     for call, returned in spans["c10d::allreduce_"]:
         assert any(start < call and returned < end for start, end in spans["backward"])
 record("%", **{f"share_{name}": shares[name] for name in ("forward", "backward", "step")})

@@ -10,6 +10,7 @@ What is trained follows from the global batch, the learning rate and the order o
 Keep in mind: with the batch per rank fixed, more ranks are another experiment.
 
 :Level: core, 12 minutes
+:Proves: same-global-batch-same-run
 """
 
 # %%
@@ -78,6 +79,7 @@ for way, (ranks, per_rank) in WAYS.items():
     if ranks * per_rank == 32:
         assert single < 1e-5
         assert double < 1e-13
+assert gaps["4 × 32", torch.float64][-1] > 1e-2  # another global batch is another run
 record(gap_single=max(gaps[way, torch.float32][-1] for way in ("2 × 16", "4 × 8")))
 record(gap_double=max(gaps[way, torch.float64][-1] for way in ("2 × 16", "4 × 8")))
 record(loss=losses["1 × 32", torch.float32][-1], loss_big=losses["4 × 32", torch.float32][-1])

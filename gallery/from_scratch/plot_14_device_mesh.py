@@ -11,6 +11,7 @@ A mesh arranges the ranks in a grid with named axes, and each row along an axis 
 Keep in mind: all ranks make all groups, in the same order, and each then uses the one that it is in.
 
 :Level: deep, 15 minutes
+:Proves: mesh-one-group-per-axis ddp-averages-over-one-axis new-group-by-members-crosses
 """
 
 # %%
@@ -88,15 +89,17 @@ def ask_again(cached):
     def resources():
         return [len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")]
 
-    before, begin_s = resources(), time.perf_counter()
+    before, begin_s, names = resources(), time.perf_counter(), set()
     for _ in range(TIMES):
         if cached:
             group = named_mesh(replica=2, data=2).group("data")
         else:
             mesh = init_device_mesh(device().type, (2, 2), mesh_dim_names=("replica", "data"))
             group = mesh.get_group("data")
+        names.add(group.group_name)
     took_ms = 1e3 * (time.perf_counter() - begin_s)
     new = [now - then for now, then in zip(resources(), before, strict=True)]
+    assert len(names) == (1 if cached else TIMES)
     return took_ms, new, group.group_name
 
 

@@ -10,6 +10,7 @@ DDP computes the mean of the ranks' gradients, so it trains the mean of the rank
 Keep in mind: that is the big batch's loss if each rank's loss is a mean, over equally many samples, each of which is computed without looking at the others.
 
 :Level: core, 15 minutes
+:Proves: mean-of-means-equals-big-batch sum-loss-off-by-world-size unequal-shards-weigh-samples-unequally weighting-mends-unequal-shards batchnorm-breaks-equality
 """
 
 # %%
@@ -39,6 +40,9 @@ CASES = {  # layer, training, reduction of the loss, shards, what each rank's lo
     "dropout, masks drawn anew": (nn.Dropout(0.5), True, "mean", EQUAL, None),
     "dropout, the ranks' masks": (nn.Dropout(0.5), True, "mean", EQUAL, "masks"),
 }
+IN_SHARDS = {  # beside one process that goes shard by shard, and takes the mean of the means
+    name: (*CASES[name][:-1], "shards") for name in ("unequal shards", "BatchNorm, training")
+}
 
 
 def compare(dtype, layer, training, reduction, sizes, scale):
@@ -56,7 +60,11 @@ def compare(dtype, layer, training, reduction, sizes, scale):
         for model, mask in (net, mine), (whole, torch.cat(masks)):
             model[1].register_forward_hook(lambda _, x, y, mask=mask: x[0] * mask.to(x[0]))
 
-    nn.functional.mse_loss(whole(x), y, reduction=reduction).backward()
+    if scale == "shards":  # a sample of a shard of m counts 1 / (ranks × m)
+        for part_x, part_y in zip(x.split(sizes), y.split(sizes), strict=True):
+            (nn.functional.mse_loss(whole(part_x), part_y) / ranks).backward()
+    else:
+        nn.functional.mse_loss(whole(x), y, reduction=reduction).backward()
     my_x, my_y = x.split(sizes)[rank], y.split(sizes)[rank]
     loss = nn.functional.mse_loss(ddp(my_x), my_y, reduction=reduction)
     factor = {"world size": ranks, "share": ranks * len(my_x) / len(x)}.get(scale, 1)
@@ -65,14 +73,15 @@ def compare(dtype, layer, training, reduction, sizes, scale):
     return ((mean - big).norm() / big.norm()).item(), (big.norm() / mean.norm()).item()
 
 
-def worker(dtype):
-    return {name: compare(dtype, *case) for name, case in CASES.items()}
+def worker(dtype, cases):
+    return {name: compare(dtype, *case) for name, case in cases.items()}
 
 
 # %%
 # The relative error is the length of the difference, divided by the length of the big batch's gradient.
 
-double, single = (launch(worker, RANKS, dtype)[0] for dtype in (torch.float64, torch.float32))
+of_ranks = launch(worker, RANKS, torch.float64, CASES)
+double, single = of_ranks[0], launch(worker, RANKS, torch.float32, CASES)[0]
 eps64, eps32 = torch.finfo(torch.float64).eps, torch.finfo(torch.float32).eps
 print(f"relative error in {'float64':>18} {'float32':>9}")
 for name in CASES:
@@ -81,7 +90,10 @@ for name in CASES:
 off = [name for name in CASES if double[name][0] > 16 * eps64]
 assert off == [name for name in CASES if single[name][0] > 16 * eps32]
 expected = ["sum loss", "unequal shards", "BatchNorm, training", "dropout, masks drawn anew"]
-assert off == expected
+for errors in of_ranks:
+    assert [name for name in CASES if errors[name][0] > 16 * eps64] == expected
+for errors in launch(worker, RANKS, torch.float64, IN_SHARDS):
+    assert all(error < 16 * eps64 for error, _ in errors.values())
 for case, name in zip(off, ("sum", "unequal", "batchnorm", "dropout"), strict=True):
     record("%", **{f"{name}_off": 100 * double[case][0]})
 record(sum_factor=double["sum loss"][1])

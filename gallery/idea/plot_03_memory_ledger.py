@@ -10,6 +10,7 @@ Training keeps several numbers for each parameter: itself, its gradient, what th
 Keep in mind: every rank pays all of it, whatever the number of ranks.
 
 :Level: core, 15 minutes
+:Proves: memory-ledger-exact
 """
 
 # %%
@@ -92,6 +93,8 @@ for name, case in CASES.items():
     assert all(measured == plan for measured, _, _ in results)
     per_parameter[name] = [round(nbytes / parameters) for nbytes in ledger]
 record(parameters=parameters, tensors=tensors)
+of_adam = [sum(row) for name, row in per_parameter.items() if name.startswith("Adam")]
+assert of_adam == [16, 20, 16]
 for name, case in ("alone", "one process"), ("ddp", "DDP"), ("views", "DDP, views"):
     record("bytes", **{name: sum(per_parameter[f"Adam, {case}"])})
 

@@ -10,6 +10,7 @@ A collective is a contract on what every rank holds before and after; the path o
 Keep in mind: an all-reduce is a reduce-scatter followed by an all-gather.
 
 :Level: core, 8 minutes
+:Proves: allreduce-is-rs-plus-ag
 """
 
 # %%
@@ -21,13 +22,16 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch
-from ddplab.labs.chunks import draw_chunks, my_chunks
+from ddplab.labs.chunks import draw_chunks, my_chunks, on_device
 
 RANKS = 4
 
 
-def collectives():
+def collectives(drawn=False):
     mine, ranks = my_chunks(), dist.get_world_size()
+    if drawn:  # random numbers instead, twelve to a chunk
+        draw = torch.Generator().manual_seed(dist.get_rank())
+        mine = on_device(torch.randn(12 * ranks, generator=draw))
 
     broadcast = mine.clone()
     dist.broadcast(broadcast, src=0)  # in place: everyone gets rank 0's
@@ -35,7 +39,7 @@ def collectives():
     summed = mine.clone()
     dist.all_reduce(summed)  # in place: everyone gets the sum over ranks
 
-    piece = torch.empty_like(mine[:1])
+    piece = torch.empty_like(mine.chunk(ranks)[0])
     dist.reduce_scatter(piece, list(mine.chunk(ranks)))  # rank r gets the sum of chunk r only
 
     gathered = [torch.empty_like(piece) for _ in range(ranks)]
@@ -104,6 +108,11 @@ for tensors in held:
     assert tensors["all-reduce"] == tensors["all-gather"] == [1111, 2222, 3333, 4444]
 print("all-reduce == all-gather(reduce-scatter) on every rank")
 
+for ranks in (2, 3, 4):
+    for tensors in launch(collectives, ranks, True):
+        summed, gathered = map(torch.tensor, (tensors["all-reduce"], tensors["all-gather"]))
+        torch.testing.assert_close(gathered, summed)  # within rounding
+
 # %%
 # What to notice
 # --------------
@@ -124,7 +133,7 @@ print("all-reduce == all-gather(reduce-scatter) on every rank")
 # Pass ``dist.ReduceOp.MAX`` as the second argument of ``dist.all_reduce(summed)``.
 # Which four numbers does every rank hold?
 #
-# Expect: those of rank 3, which are the largest in each place; the reduce-scatter still adds, so the last assertion fails.
+# Expect: those of rank 3, which are the largest in each place; the reduce-scatter still adds, so the assertion that the two are equal fails.
 #
 # Say it aloud
 # ------------

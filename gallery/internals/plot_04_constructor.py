@@ -10,6 +10,7 @@ The constructor is the one moment at which DDP looks at the model: it compares s
 Keep in mind: what is registered with the module is copied, once; everything else is yours.
 
 :Level: core, 15 minutes
+:Proves: ctor-broadcasts-state ctor-verifies-shapes
 """
 
 import re
@@ -60,12 +61,14 @@ def copy_state():
     return before, values(model, optimizer), calls
 
 
-(_, _, calls), (before, after, _) = launch(copy_state, 2, quiet=True)
+(_, rank_0, calls), (before, after, _), (_, rank_2, _) = launch(copy_state, 3, quiet=True)
 print("on rank 1            before   after")
 for name in before:
     whose = "its own" if after[name] else "copied from rank 0"
     print(f"{name:21}{before[name]:6.0f}{after[name]:8.0f}   {whose}")
-assert [name for name in after if after[name] == 1] == ["attribute plain", "optimizer state"]
+OWN = "attribute plain", "optimizer state"
+for rank, held in enumerate((rank_0, after, rank_2)):
+    assert held == {name: rank * (name in OWN) for name in held}
 
 # %%
 # The collectives
@@ -99,11 +102,14 @@ def differ():
         raise
 
 
+failure = None
 try:
     launch(differ, 3)
 except LaunchError as error:
     failure = error
+assert failure is not None
 assert failure.rank == 2
+assert "[5, 4] appears not to match" in failure.outputs[2]
 assert "raised; weights of rank 2" in failure.outputs[2]
 
 # %%

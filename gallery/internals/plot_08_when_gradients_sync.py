@@ -10,6 +10,7 @@ Ranks agree in one place of a step, the backward; forward and optimizer are loca
 Keep in mind: DDP makes gradients equal, and equal gradients keep weights equal only if every rank applies them in the same way.
 
 :Level: core, 12 minutes
+:Proves: grads-equal-after-backward step-communicates-nothing gradient-is-mean optimizer-state-stays-equal
 """
 
 # %%
@@ -37,12 +38,16 @@ from ddplab.runtime.torch_private import flight_records
 RANKS, STEPS = 3, 4
 
 
-def worker(synchronize):
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def worker(synchronize, make_optimizer=momentum):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     model = DistributedDataParallel(net.to(device()))
     parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    optimizer = make_optimizer(parameters)
     own_data = torch.Generator().manual_seed(dist.get_rank())
     local = {}
     for i, p in enumerate(parameters):
@@ -66,7 +71,8 @@ def worker(synchronize):
         optimizer.zero_grad()
         names = [entry.operation for entry in flight_records()]
         issued.append([names[a:b] for a, b in itertools.pairwise(seen)])
-    return snapshots, issued
+    states = [state for p in parameters for state in optimizer.state[p].values()]
+    return snapshots, issued, torch.cat([state.flatten().cpu() for state in states])
 
 
 synced, control = launch(worker, RANKS, True), launch(worker, RANKS, False)
@@ -82,7 +88,7 @@ def times(names):
 
 
 issued = synced[0][1]
-assert all(rank_issued == issued for _, rank_issued in synced)
+assert all(rank_issued == issued for _, rank_issued, _ in synced)
 print(f"{'step':4}  {'forward':12}  {'backward':12}  optimizer.step()")
 for step, (forward, backward, update) in enumerate(issued):
     print(f"{step:4}  {times(forward):12}  {times(backward):12}  {times(update)}")
@@ -100,7 +106,7 @@ POINTS = ["after forward", "in backward", "after backward", "after step"]
 
 def gaps(results, which):
     """Gap at each of the points of each step; NaN where there is no gradient yet."""
-    points = zip(*(snapshots for snapshots, _ in results), strict=True)
+    points = zip(*(snapshots for snapshots, *_ in results), strict=True)
     held = ([state[which] for state in states] for states in points)
     return [math.nan if values[0] is None else gap(values) for values in held]
 
@@ -112,10 +118,23 @@ for i, point in enumerate(POINTS, start=4 * (STEPS - 1)):
     gradient = "no gradient" if math.isnan(gradient_gap[i]) else f"{gradient_gap[i]:.4f}"
     parameters = f"{parameter_gap[i]:13.4f}  {control_parameter_gap[i]:26.4f}"
     print(f"{point:14}  {gradient:>12}  {parameters}")
+assert all(gradient_gap[1::4])
 assert not any(apart for i, apart in enumerate(gradient_gap) if i % 4 > 1)
 assert not any(parameter_gap)
+for at in range(1, 4 * STEPS, 4):  # what they agree on is the mean
+    local = torch.stack([snapshots[at][0] for snapshots, *_ in synced])
+    torch.testing.assert_close(synced[0][0][at + 1][0], local.mean(dim=0))
 record(in_backward=gradient_gap[-3], after_backward=gradient_gap[-2])
 record(after_step=parameter_gap[-1], without_sync=control_parameter_gap[-1])
+
+# %%
+# Adam and AdamW send nothing either, and what an optimizer remembers stays equal, though nobody sends it.
+
+adam, adamw = (launch(worker, RANKS, True, o) for o in (torch.optim.Adam, torch.optim.AdamW))
+for results in (synced, adam, adamw):
+    assert not any(update for _, issued, _ in results for *_, update in issued)
+    assert gap([states for *_, states in results]) == 0
+assert gap([states for *_, states in control]) > 0
 
 # %%
 # The same over all steps; the gray bands are the backwards.

@@ -11,6 +11,7 @@ It serves :ref:`internals-no-sync`.
 Keep in mind: the context has to be open when the forward runs.
 
 :Level: core, 15 minutes
+:Proves: no-sync-acts-on-forward no-sync-accumulates accumulation-divides-allreduces
 """
 
 # %%
@@ -72,7 +73,8 @@ SCOPES = {"nothing": (0, 0), "backward only": (0, 1), "forward only": (1, 0), "b
 gaps, counts = [], []
 print(f"{'no_sync around':15} all-reduces  gap between ranks")
 for scope, arounds in SCOPES.items():
-    (first, issued), (second, _) = launch(one_step, 2, *arounds, quiet=True)
+    (first, issued), (second, others) = launch(one_step, 2, *arounds, quiet=True)
+    assert others == issued
     gaps.append(gap([first, second]))
     counts.append(issued)
     print(f"{scope:15} {issued:11}  {gaps[-1]:16.4f}")
@@ -109,17 +111,17 @@ right.set_title("… whether the ranks agree")
 MICRO = 4
 
 
-def accumulate(variant):
+def accumulate(variant, micro=MICRO):
     net, model = build()
-    everything = torch.cat([x for rank in range(2) for x in batches(rank, MICRO)])
+    everything = torch.cat([x for rank in range(2) for x in batches(rank, micro)])
     net(everything).square().mean().backward()
     for _ in range(3):  # the first two rebuild the buckets
         model.zero_grad()
         before = allreduces()
-        for i, x in enumerate(batches(dist.get_rank(), MICRO)):
-            skip = i < MICRO - 1 or variant == "no_sync on every one"
+        for i, x in enumerate(batches(dist.get_rank(), micro)):
+            skip = i < micro - 1 or variant == "no_sync on every one"
             with quiet(model, skip and variant not in ("no no_sync", "backward only")):
-                loss = model(x).square().mean() / MICRO
+                loss = model(x).square().mean() / micro
                 with quiet(model, skip and variant == "backward only"):
                     loss.backward()
     error = gap([flat_gradients(model), flat_gradients(net)])
@@ -130,12 +132,14 @@ issued_by, EXPECTED = {}, {"no no_sync": 2 * MICRO, "backward only": 2 * MICRO}
 EXPECTED |= {"forward and backward": 2, "no_sync on every one": 0}
 print(f"{'accumulation':22} all-reduces per step  gap between ranks  error")
 for variant, expected in EXPECTED.items():
-    (first, issued, error), (second, _, _) = launch(accumulate, 2, variant, quiet=True)
+    (first, issued, error), (second, others, _) = launch(accumulate, 2, variant, quiet=True)
     issued_by[variant] = issued
     apart = gap([first, second])
     print(f"{variant:22} {issued:20}  {apart:17.4f}  {error:.0e}")
-    assert issued == expected
+    assert issued == others == expected
     assert (apart == 0 and error < 1e-6) == (variant != "no_sync on every one")
+for micro in (1, 2, 8):  # one all-reduce for each of the two buckets, however many there are
+    assert [n for _, n, _ in launch(accumulate, 2, "forward and backward", micro)] == [2, 2]
 record("all-reduces", wrong_scope=issued_by["backward only"])
 record("all-reduces", right_scope=issued_by["forward and backward"])
 

@@ -10,6 +10,7 @@ The decision to reduce is made when the forward ends, so a context around the ba
 Keep in mind: this fault costs messages and changes no number.
 
 :Level: core, 8 minutes
+:Proves: museum-no-sync-around-backward
 """
 
 # %%
@@ -64,11 +65,12 @@ def worker(accumulate):
 issued, gradients = {}, {}
 print(f"{MICRO} micro-batches   all-reduces per step   gap between ranks")
 for name, accumulate in (("wrong", wrong), ("fixed", right)):
-    (first, issued[name]), (second, _) = launch(worker, 2, accumulate, quiet=True)
+    (first, issued[name]), (second, others) = launch(worker, 2, accumulate, quiet=True)
     gradients[name] = first
     between = gap([first, second])
     print(f"{name:15}   {issued[name]:20}   {between:17.3g}")
     assert between == 0
+    assert others == issued[name]
 apart = gap(list(gradients.values()))
 print(f"largest difference between the two gradients: {apart:.0e}")
 

@@ -10,6 +10,7 @@ DDP's work begins in the wrapper's forward; a call of ``.module`` goes around it
 Keep in mind: train through the wrapper, and use ``.module`` for what needs no gradient.
 
 :Level: core, 8 minutes
+:Proves: museum-calls-the-inner-module module-bypasses-ddp
 """
 
 # %%
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
 from ddplab.labs.gaps import flat_gradients, flat_weights, gap
+from ddplab.runtime.torch_private import flight_records
 
 STEPS = 40
 
@@ -59,9 +61,10 @@ def train(loss_of):
         loss_of(ddp, x[rank], y[rank]).backward()
         gradients.append(flat_gradients(ddp))
         optimizer.step()
+    issued = sum(entry.operation == "all_reduce" for entry in flight_records())
     with torch.no_grad():
         held_out = ddp.module.loss(x[-1], y[-1])  # without a backward, .module is right
-    return gradients[0], flat_weights(ddp), held_out.item()
+    return gradients[0], flat_weights(ddp), held_out.item(), issued
 
 
 # %%
@@ -71,12 +74,13 @@ gaps, losses = {}, {}
 print("             gap in             loss on one held-out batch,")
 print("       gradient 1  weights 40  by rank")
 for name, loss_of in (("wrong", wrong), ("fixed", right)):
-    gradient, weights, losses[name] = zip(*launch(train, 3, loss_of), strict=True)
+    gradient, weights, losses[name], issued = zip(*launch(train, 3, loss_of), strict=True)
     gaps[name] = gap(weights)
     by_rank = "  ".join(f"{loss:.4f}" for loss in losses[name])
     print(f"{name} {gap(gradient):11.2g} {gaps[name]:11.2g}  {by_rank}")
     assert (gap(gradient) == 0) == (gaps[name] == 0) == (name == "fixed")
     assert len(set(losses[name])) == (1 if name == "fixed" else 3)
+    assert set(issued) == {STEPS if name == "fixed" else 0}  # all-reduces, on every rank
 
 record(**gaps, lowest=min(losses["wrong"]), highest=max(losses["wrong"]))
 

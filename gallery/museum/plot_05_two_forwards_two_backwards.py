@@ -10,6 +10,7 @@ One forward prepares one backward; a second backward finds nothing prepared and 
 Keep in mind: as many complete pairs of forward and backward as reductions, or one sum of the losses.
 
 :Level: core, 10 minutes
+:Proves: museum-two-forwards-two-backwards
 """
 
 # %%
@@ -83,7 +84,7 @@ for name, both in (("wrong", wrong), ("fixed", right), ("in turn", in_turn)):
     gaps[name] = gap(weights)
     print(f"{name:7} {first[0]:11.2g} {gaps[name]:11.2g} {issued[0]:12}")
     assert (first[0] == 0) == (gaps[name] == 0) == (name != "wrong")
-    assert issued[0] == (2 if name == "in turn" else 1)
+    assert set(issued) == {2 if name == "in turn" else 1}
 
 record(wrong=gaps["wrong"], fixed=gaps["fixed"], in_turn=gaps["in turn"])
 

@@ -10,6 +10,7 @@ DDP reduces in the first backward after a forward; a second backward over the sa
 Keep in mind: one forward, one backward.
 
 :Level: core, 8 minutes
+:Proves: museum-backward-twice
 """
 
 # %%
@@ -22,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_weights, gap
+from ddplab.labs.gaps import flat_gradients, flat_weights, gap
 
 STEPS = 40
 
@@ -36,24 +37,42 @@ def right(task, penalty):
     (task + penalty).backward()
 
 
+def losses_of(out, y):
+    return nn.functional.mse_loss(out, y), 0.1 * out.square().mean()
+
+
+def by_hand(net, x, y, shared):
+    """Mean gradient of the ranks' tasks, and of their penalties or of this rank's alone."""
+
+    def mean_gradient(which, ranks):
+        loss = sum(losses_of(net(x[at]), y[at])[which] for at in ranks) / len(ranks)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, net.parameters())])
+
+    every = range(len(x))
+    penalties_of = every if shared else [dist.get_rank()]
+    return mean_gradient(0, every) + mean_gradient(1, penalties_of)
+
+
 def train(backward):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = DDP(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device()))
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device())
+    model = DDP(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     x = torch.randn(ranks, 16, 4).to(device())
     y = x.sum(dim=2, keepdim=True).sin()
-    weights, norms, losses = [], [], []
+    expected = by_hand(net, x, y, shared=backward is right)
+    weights, gradients, norms, losses = [], [], [], []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        out = model(x[rank])
-        task, penalty = nn.functional.mse_loss(out, y[rank]), 0.1 * out.square().mean()
+        task, penalty = losses_of(model(x[rank]), y[rank])
         backward(task, penalty)
+        gradients.append(flat_gradients(model))
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
         optimizer.step()
         weights.append(flat_weights(model))
         losses.append(task.item())
-    return weights, norms[0], losses[-1]
+    return weights, norms[0], losses[-1], (gradients[0], expected.cpu())
 
 
 # %%
@@ -63,13 +82,15 @@ gaps, logged = {}, {}
 print("           gap after     logged  norm of the first gradient,")
 print("        step 1  step 40    loss  by rank")
 for name, backward in (("wrong", wrong), ("fixed", right)):
-    weights, norms, losses = zip(*launch(train, 3, backward), strict=True)
+    weights, norms, losses, pairs = zip(*launch(train, 3, backward), strict=True)
     first, *_, gaps[name] = (gap(at_once) for at_once in zip(*weights, strict=True))
     logged[name] = losses[0]
     by_rank = "  ".join(f"{norm:.4f}" for norm in norms)
     print(f"{name} {first:8.2g} {gaps[name]:8.2g} {losses[0]:7.3f}  {by_rank}")
     assert (first == 0) == (gaps[name] == 0) == (name == "fixed")
     assert len(set(norms)) == (1 if name == "fixed" else 3)
+    for gradient, expected in pairs:
+        torch.testing.assert_close(gradient, expected)
 
 record(**gaps, logged_wrong=logged["wrong"], logged_fixed=logged["fixed"])
 
@@ -90,7 +111,7 @@ record(**gaps, logged_wrong=logged["wrong"], logged_fixed=logged["fixed"])
 # In ``wrong`` swap the two losses, so that the penalty's backward comes first.
 # Is the gap smaller or larger?
 #
-# Expect: much larger, from the first step on: now the small penalty is shared, and the task's gradient stays local.
+# Expect: much larger, from the first step on: now the small penalty is shared, and the task's gradient stays local; the comparison with the gradient by hand fails.
 #
 # Say it aloud
 # ------------

@@ -10,6 +10,7 @@ DDP divides by the number of ranks; whoever divides again trains with a smaller 
 Keep in mind: ranks that agree prove nothing about the scale.
 
 :Level: core, 12 minutes
+:Proves: museum-averaging-twice
 """
 
 # %%
@@ -44,15 +45,15 @@ def train(make_optimizer, backward):
     x = torch.randn(64, 4, dtype=torch.float64).to(device())
     y = x.sum(dim=1, keepdim=True).sin()
     mine = slice(rank * 64 // ranks, (rank + 1) * 64 // ranks)
-    norms = []
+    gradients = []
     for _ in range(STEPS):
         optimizer.zero_grad()
         backward(nn.functional.mse_loss(model(x[mine]), y[mine]))
-        norms.append(flat_gradients(model).norm().item())
+        gradients.append(flat_gradients(model))
         optimizer.step()
     with torch.no_grad():
         loss = nn.functional.mse_loss(net(x), y).item()
-    return flat_weights(model), norms[0], loss
+    return flat_weights(model), gradients[0], loss
 
 
 # %%
@@ -67,17 +68,18 @@ off, losses = {}, {}
 print("                    first gradient  gap between            loss after")
 print("                   ÷ one process's        ranks   off by    20 steps")
 for name, make in OPTIMIZERS.items():
-    [(answer, norm_of_one, _)] = launch(train, 1, make, right, up_to=RANKS)
+    [(answer, of_one, _)] = launch(train, 1, make, right, up_to=RANKS)
     for how, backward in (("wrong", wrong), ("fixed", right)):
-        weights, norms, (loss, *_) = zip(*launch(train, RANKS, make, backward), strict=True)
-        ratio, between = norms[0] / norm_of_one, gap(weights)
+        weights, firsts, (loss, *_) = zip(*launch(train, RANKS, make, backward), strict=True)
+        ratio, between = (firsts[0].norm() / of_one.norm()).item(), gap(weights)
         off[name, how], losses[name, how] = gap([weights[0], answer]), loss
         row = f"{ratio:15.2f} {between:12.0f} {off[name, how]:8.1g} {loss:11.4f}"
         print(f"{name:12} {how} {row}")
         assert between == 0
-        assert abs(ratio - (1 / RANKS if how == "wrong" else 1)) < 1e-9
+        torch.testing.assert_close(firsts[0], of_one / (RANKS if how == "wrong" else 1))
         assert (off[name, how] < 1e-12) == (how == "fixed")
 
+assert off["SGD", "wrong"] > 1e-2
 assert off["AdamW", "wrong"] < 1e-5 * off["SGD", "wrong"]
 record(wrong=off["SGD", "wrong"], fixed=off["SGD", "fixed"], adamw=off["AdamW", "wrong"])
 record(loss_wrong=losses["SGD", "wrong"], loss_fixed=losses["SGD", "fixed"])

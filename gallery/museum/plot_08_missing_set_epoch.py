@@ -10,6 +10,7 @@ It serves :ref:`museum`.
 Keep in mind: nobody but you changes the number.
 
 :Level: core, 8 minutes
+:Proves: museum-missing-set-epoch
 """
 
 # %%
@@ -59,7 +60,8 @@ def habits(name, set_epoch):
     repeated = (order[1:] == order[:-1]).all(dim=2).double().mean().item()
     batches = torch.cat([order, other], dim=2).flatten(0, 1)  # of both ranks
     met = batches[(batches == 0).any(dim=1)].unique().numel() - 1
-    return repeated, order.unique().numel() / SAMPLES, met, loss
+    orders = [len(of_rank.unique(dim=0)) for of_rank in (order, other)]
+    return repeated, order.unique().numel() / SAMPLES, met, loss, orders
 
 
 wrong, fixed = habits("wrong", set_epoch=False), habits("fixed", set_epoch=True)
@@ -70,6 +72,8 @@ print(f"{'samples that sample 0 ever met':31} {wrong[2]:5}  {fixed[2]:5}")
 print(f"{'loss in the last epoch, rank 0':31} {wrong[3]:5.3f}  {fixed[3]:5.3f}")
 assert wrong[:3] == (1, 1 / RANKS, RANKS * BATCH - 1)
 assert fixed[:2] == (0, 1)
+assert wrong[4] == [1] * RANKS  # different epochs, on each rank
+assert fixed[4] == [EPOCHS] * RANKS
 record("%", wrong=100 * wrong[0], fixed=100 * fixed[0], share=100 * wrong[1])
 record(met=wrong[2], fixed_met=fixed[2], loss=wrong[3], fixed_loss=fixed[3])
 

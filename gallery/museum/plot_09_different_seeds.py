@@ -10,6 +10,7 @@ DDP makes weights equal once, in its constructor; what is drawn afterwards is ea
 Keep in mind: initialize, then wrap.
 
 :Level: core, 10 minutes
+:Proves: museum-different-seeds
 """
 
 # %%
@@ -25,6 +26,10 @@ from ddplab import device, launch, record
 from ddplab.labs.gaps import flat_gradients, flat_weights, gap
 
 RANKS, STEPS = 3, 60
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def init_weights(layer):
@@ -50,14 +55,14 @@ def replicas_agree(model):
     return (high_and_low[0] == -high_and_low[1]).item()
 
 
-def train(wrap):
+def train(wrap, make_optimizer):
     rank = dist.get_rank()
     torch.manual_seed(rank)
     net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).to(device())
     model = wrap(net)
     x = torch.randn(RANKS, 32, 4, generator=torch.Generator().manual_seed(0)).to(device())
     y = x.sum(dim=2, keepdim=True).sin()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = make_optimizer(model.parameters())
     weights, gradients = [flat_weights(net)], []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -75,15 +80,21 @@ def train(wrap):
 found = {}
 print("       gap in weights   in gradients   loss on all data, by rank   replicas_agree")
 for name, wrap in (("wrong", wrong), ("fixed", right)):
-    weights, gradients, losses, agree = zip(*launch(train, RANKS, wrap), strict=True)
-    start, *_, end = map(gap, zip(*weights, strict=True))
+    weights, gradients, losses, agree = zip(*launch(train, RANKS, wrap, sgd), strict=True)
+    start, *_, end = gaps = [gap(at_step) for at_step in zip(*weights, strict=True)]
     between = max(map(gap, zip(*gradients, strict=True)))
     by_rank = "  ".join(f"{loss:.3f}" for loss in losses)
     print(f"{name}  {start:.3f} → {end:.3f}   {between:12.2g}   {by_rank:25}   {agree[0]}")
     found[name] = end, losses[0]
     assert between == 0
-    assert abs(end - start) < 1e-5  # it neither grows nor shrinks
+    assert max(gaps) - min(gaps) < 1e-5  # it neither grows nor shrinks
     assert (end == 0) == agree[0] == (name == "fixed")
+
+weights, gradients, *_ = zip(*launch(train, RANKS, wrong, torch.optim.Adam), strict=True)
+assert not any(map(gap, zip(*gradients, strict=True)))  # with Adam it is the same
+gaps = [gap(at_step) for at_step in zip(*weights, strict=True)]
+assert max(gaps) - min(gaps) < 1e-5
+assert min(gaps) > 0.1
 
 (wrong_end, wrong_loss), (fixed_end, fixed_loss) = found.values()
 record(wrong=wrong_end, fixed=fixed_end, loss=wrong_loss, fixed_loss=fixed_loss)

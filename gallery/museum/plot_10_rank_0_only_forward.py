@@ -10,6 +10,7 @@ The wrapper's forward may be a collective, because it broadcasts buffers.
 Keep in mind: what one rank does alone goes through ``.module``.
 
 :Level: core, 12 minutes
+:Proves: museum-rank-0-only-forward
 """
 
 # %%
@@ -87,6 +88,9 @@ for case, options in CASES.items():
         print(f"          {error}\n" * bool(error), end="")
         ends.append(doing)
 assert ends == ["evaluating", "in the barrier", "done", "done", "done", "done"]
+three = [doing for doing, *_ in launch(worker, 3, wrong, True, 4.0)]
+assert three == ["evaluating", "in the barrier", "in the barrier"]
+assert [doing for doing, *_ in launch(worker, 3, right, True, 30.0)] == ["done"] * 3
 record("ranks", wrong=ends[:2].count("done"), fixed=ends[4:].count("done"))
 
 # %%

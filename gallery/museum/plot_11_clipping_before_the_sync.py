@@ -10,6 +10,7 @@ Clipping is not linear, so it matters whether it comes before or after the mean.
 Keep in mind: clip what ``step()`` will use, once.
 
 :Level: core, 10 minutes
+:Proves: museum-clipping-before-the-sync
 """
 
 # %%
@@ -22,32 +23,43 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from ddplab import device, launch, record
 from ddplab.labs.gaps import flat_gradients, gap
 
-RANKS, MICRO, MAX_NORM = 4, 4, 1.0
+RANKS, MICRO, MAX_NORM, MAX_VALUE = 4, 4, 1.0, 0.1
 
 
-def worker(every_micro_batch):
+def by_norm(parameters):
+    return clip_grad_norm_(parameters, MAX_NORM).item()
+
+
+def by_value(parameters):
+    clip_grad_value_(parameters, MAX_VALUE)
+
+
+def worker(clip, every_micro_batch, in_a_hook=False):
     torch.manual_seed(0)  # the same weights and the same data on every rank
     net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).to(device())
     x = torch.randn(RANKS, MICRO, 8, 4).to(device())
     y = x.sum(dim=3, keepdim=True) + 3 * torch.randn(RANKS, MICRO, 1, 1).to(device())
     nn.functional.mse_loss(net(x), y).backward()
-    clip_grad_norm_(net.parameters(), MAX_NORM)
+    clip(net.parameters())
     right, norms = flat_gradients(net), []
     net.zero_grad()
 
     model, rank = DDP(net), dist.get_rank()
+    if in_a_hook:
+        for p in net.parameters():
+            p.register_hook(lambda gradient: gradient.clamp(-MAX_VALUE, MAX_VALUE))
     for i in range(MICRO):
         last = i == MICRO - 1
         with contextlib.nullcontext() if last else model.no_sync():
             loss = nn.functional.mse_loss(model(x[rank, i]), y[rank, i]) / MICRO
             loss.backward()
         if last or every_micro_batch:  # wrong in every micro-batch, right after the last
-            norms.append(clip_grad_norm_(model.parameters(), MAX_NORM).item())
+            norms.append(clip(model.parameters()))
     return flat_gradients(model), right, norms
 
 
@@ -57,7 +69,7 @@ def worker(every_micro_batch):
 found = {}
 print("       gap between ranks    error   first norm found, by rank")
 for name, every in ("wrong", True), ("fixed", False):
-    gradients, (right, *_), norms = zip(*launch(worker, RANKS, every), strict=True)
+    gradients, (right, *_), norms = zip(*launch(worker, RANKS, by_norm, every), strict=True)
     error = ((gradients[0] - right).norm() / right.norm()).item()
     first = [norm for norm, *_ in norms]
     by_rank = "  ".join(f"{norm:.3f}" for norm in first)
@@ -69,6 +81,16 @@ for name, every in ("wrong", True), ("fixed", False):
 assert found["wrong"] > 10
 assert found["fixed"] < 1e-4
 record("%", **found)
+
+# %%
+# A hook on a parameter sees this rank's gradient, too: DDP averages what the hook leaves.
+
+for in_a_hook in (True, False):
+    ranks = launch(worker, RANKS, by_value, False, in_a_hook)
+    gradients, (right, *_), _ = zip(*ranks, strict=True)
+    assert gap(gradients) == 0
+    error = ((gradients[0] - right).norm() / right.norm()).item()
+    assert error > 0.1 if in_a_hook else error < 1e-5
 
 # %%
 # The fix

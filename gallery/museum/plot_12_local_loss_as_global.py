@@ -10,6 +10,7 @@ A rank's loss is a number of this rank; a decision that all have to make alike n
 Keep in mind: reduce first, then decide.
 
 :Level: core, 10 minutes
+:Proves: museum-local-loss-as-global
 """
 
 # %%

@@ -10,6 +10,7 @@ A mean of means weighs each group alike, whatever its size.
 Keep in mind: divide a sum by what was counted everywhere, and multiply by what DDP will divide by.
 
 :Level: core, 12 minutes
+:Proves: museum-mean-of-token-means
 """
 
 # %%

@@ -10,6 +10,7 @@ Rank 0's weights reach the other ranks in the constructor and at no other time.
 Keep in mind: load, then wrap, and the rank that loads is rank 0 or all.
 
 :Level: core, 10 minutes
+:Proves: museum-loading-on-rank-0-after-wrapping
 """
 
 # %%
@@ -75,19 +76,22 @@ def resume(wrap, checkpoint):
 # The gap in weights after loading and at the end, and the loss on all data at the same two moments.
 
 checkpoint = launch(first_run, RANKS)[0]
-found = {}
+found, starts = {}, {}
 print("       gap in weights   loss of rank 0     loss of rank 1")
 for name, wrap in (("wrong", wrong), ("fixed", right)):
     start, end, losses = zip(*launch(resume, RANKS, wrap, checkpoint), strict=True)
     shown = "   ".join(f"{before:.4f} → {after:.4f}" for before, after in losses)
     print(f"{name}  {gap(start):.3f} → {gap(end):.3f}   {shown}")
-    found[name] = gap(end), *losses[0]
+    found[name], starts[name] = (gap(end), *losses[0]), torch.stack(start)
     assert abs(gap(end) - gap(start)) < 1e-4
 
 (wrong_gap, before, after), (fixed_gap, _, fixed_after) = found.values()
 assert wrong_gap > 0.1
 assert fixed_gap == 0
 assert after > before > fixed_after  # rank 0 unlearns
+loaded = torch.cat([tensor.flatten() for tensor in checkpoint.values()])
+assert torch.equal(starts["wrong"], torch.stack([loaded, flat_weights(build(seed=2))]))
+assert torch.equal(starts["fixed"], torch.stack([loaded, loaded]))
 record(wrong=wrong_gap, fixed=fixed_gap)
 record(before=before, after=after, fixed_after=fixed_after)
 

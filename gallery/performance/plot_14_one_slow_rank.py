@@ -10,6 +10,7 @@ No rank ends a step before the last one has launched its last all-reduce, so all
 The slow rank is the one that waits least.
 
 :Level: core, 15 minutes
+:Proves: perf-everyone-waits-for-the-last
 """
 
 # %%
@@ -43,15 +44,28 @@ def worker(sleeps_s):
         return work.get_future().then(lambda future: future.value()[0])
 
     model.register_comm_hook(None, hook)
-    x, steps = torch.ones(4, 64, device=device()), []
+    x, steps, stamps = torch.ones(4, 64, device=device()), [], []
     for step_s in [sleeps_s[0], sleeps_s[0], *sleeps_s]:
         began_s = time.perf_counter()
         time.sleep(step_s[dist.get_rank()])
         model(x).sum().backward()
+        returned_s = time.perf_counter()
         model.module.weight.grad.sum().item()  # on a GPU: until it is done
         ended_s = time.perf_counter()
         steps.append((1e3 * (ended_s - began_s), 1e3 * (ended_s - launched_s[-1])))
-    return steps[2:]
+        stamps.append(
+            (launched_s[-1], ended_s if "nccl" in dist.get_backend() else returned_s)
+        )
+    return steps[2:], stamps
+
+
+def steps_of(ranks, plan, **options):
+    """The steps of each rank, none of which ended before the last rank had launched."""
+    found = launch(worker, ranks, plan, quiet=True, **options)
+    for stamps in zip(*(stamps for _, stamps in found), strict=True):
+        launched, ended = zip(*stamps, strict=True)
+        assert max(launched) < min(ended)
+    return [steps for steps, _ in found]
 
 
 # %%
@@ -65,7 +79,7 @@ medians = {}
 print("       step of each rank (ms)              waiting of each rank (ms)")
 for extra in EXTRA_MS:
     plan = [[BASE_S + 1e-3 * extra * (rank == SLOW) for rank in range(4)]] * 12
-    ranks = launch(worker, 4, plan, quiet=True)
+    ranks = steps_of(4, plan)
     assert all(sum(step for step, _ in steps) > 10 * extra for steps in ranks)  # of 12 steps
     rows = [[statistics.median(c) for c in zip(*steps, strict=True)] for steps in ranks]
     step, wait = ("  ".join(f"{ms:6.1f}" for ms in c) for c in zip(*rows, strict=True))
@@ -93,7 +107,7 @@ print("        of a rank    derived    realized           by, measured")
 derived, measured = [], []
 for p in SIZES:
     plan = [step for late in delays for step in ([BASE_S] * p, [BASE_S + d for d in late[:p]])]
-    ranks = launch(worker, p, plan, quiet=True, up_to=max(SIZES))
+    ranks = steps_of(p, plan, up_to=max(SIZES))
     steps = [max(step) for step in zip(*([s for s, _ in r] for r in ranks), strict=True)]
     derived.append(1e3 * MEAN_S * sum(1 / k for k in range(1, p + 1)))
     realized = 1e3 * statistics.mean(max(step[:p]) for step in delays)

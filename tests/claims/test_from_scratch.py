@@ -1,10 +1,8 @@
-"""The stages of the class from scratch, and the class itself beside torch's DDP."""
-
-from functools import partial
+"""The stages of the class from scratch, and what the class itself takes of torch's."""
 
 import torch
 import torch.distributed as dist
-from proof import proves, side_by_side
+from proof import proves
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -240,78 +238,7 @@ def test_buckets_follow_rank_0s_ready_order_from_the_second_forward_on():
             assert [sent for _, sent, _ in seen] == [[b, a], [a, b], [a, b]]
 
 
-# -- equality with torch's DDP --------------------------------------------------------------------------
-
-
-def train(wrap, steps=30, warm_up=False, **options):
-    """Train with momentum and two micro-batches per step; return :func:`state` after each step.
-
-    A warm-up is one backward without a step: after it all buckets are those of the ready order.
-    """
-    model, data = wrap(network(), **options), batches(2 * steps)
-    optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), []
-    if warm_up:
-        model(data[-1]).square().mean().backward()
-    for first, second in data.split(2):
-        optimizer.zero_grad()
-        with model.no_sync():
-            model(first).square().mean().backward()
-        model(second).square().mean().backward()
-        optimizer.step()
-        kept.append(state(model))
-    return torch.stack(kept)
-
-
-@proves("scratch-equals-torch-bitwise")
-def test_two_ranks_agree_with_torch_in_every_bit():
-    """Parameters, buffers and gradients after each of 30 steps, with one bucket and with several."""
-
-    def worker():
-        return [(train(DDP, **o), train(DistributedDataParallel, **o)) for o in ({}, {"bucket_cap_mb": 0.01})]
-
-    for pairs in launch(worker, 2):
-        for ours, torchs in pairs:
-            assert ours[-1].ne(ours[0]).any()
-            assert torch.equal(ours, torchs)
-
-
-@proves("scratch-equals-torch-rounding")
-def test_more_ranks_agree_with_torch_within_rounding():
-    """After 30 steps the largest difference is below 1e-6, with weights and gradients of about 1."""
-
-    def worker():
-        return [(train(DDP, **o), train(DistributedDataParallel, **o)) for o in ({}, {"bucket_cap_mb": 0.01})]
-
-    for first, *_ in side_by_side(*(partial(launch, worker, ranks) for ranks in (3, 4))):
-        for ours, torchs in first:
-            torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
-
-
-@proves("same-buckets-same-bits")
-def test_with_equal_plans_more_ranks_agree_in_every_bit_too():
-    """Plans are equal from the first step: after a warm-up, or with a bucket per parameter and no rebuild."""
-
-    def worker():
-        one_each = {"bucket_cap_mb": 1e-6, "find_unused_parameters": True}
-        warm = [{"warm_up": True}, {"warm_up": True, "bucket_cap_mb": 0.01}]
-        return [[train(wrap, steps=10, **o) for wrap in (DDP, DistributedDataParallel)] for o in (*warm, one_each)]
-
-    for first, *_ in side_by_side(*(partial(launch, worker, ranks, quiet=True) for ranks in (3, 4))):
-        for ours, torchs in first:
-            assert torch.equal(ours, torchs)
-
-
-@proves("caps-move-the-bits")
-def test_two_torch_ddps_with_different_caps_differ_by_rounding():
-    """No line of ours is involved: equal bits on two ranks, other last bits on three and four."""
-
-    def worker():
-        return train(DistributedDataParallel), train(DistributedDataParallel, bucket_cap_mb=0.01)
-
-    for results in side_by_side(*(partial(launch, worker, ranks) for ranks in (2, 3, 4))):
-        default, small = results[0]
-        assert torch.equal(default, small) == (len(results) == 2)
-        torch.testing.assert_close(default, small, rtol=1e-5, atol=1e-6)
+# -- torch's hooks -----------------------------------------------------------------------------------
 
 
 @proves("scratch-takes-torch-hooks")

@@ -1,6 +1,5 @@
 """How the DDP from scratch behaves where a training loop is not a clean one, beside torch's."""
 
-import pytest
 import torch
 import torch.distributed as dist
 from proof import proves
@@ -8,35 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from ddplab import device, launch
-from ddplab.labs.parity import cases
-from ddplab.labs.parity.cases import BEHAVIOURS, observe_all
-from ddplab.labs.parity.observe import same
 from ddplab.scratch import DDP
-from tools import PATIENCE_S
-
-
-@pytest.fixture
-def patient(monkeypatch):
-    """Seventy behaviours in one launch take longer on a busy machine than the lab allows them."""
-    monkeypatch.setattr(cases, "launch", lambda *args, **options: launch(*args, **{**options, "timeout_s": PATIENCE_S}))
-
-
-@proves("scratch-behaves-like-torch")
-def test_supported_behaviours_agree_bit_for_bit(patient):
-    """Cases of PyTorch's own tests, two ranks: equal bits in all that is left behind, or an error in the same call."""
-    supported = [title for title, row in BEHAVIOURS.items() if not row.refused and not row.differs]
-    assert len(supported) > 60
-    for title, (of_torch, of_scratch) in observe_all(supported, TorchDDP, DDP).items():
-        assert same(of_torch, of_scratch), title
-
-
-@proves("scratch-refuses-clearly")
-def test_what_it_cannot_do_raises_an_error_that_names_it(patient):
-    """Join, sparse gradients, copies and the like: torch's class does them, this one raises on every rank."""
-    refused = [title for title, row in BEHAVIOURS.items() if row.refused]
-    for title, (of_torch, of_scratch) in observe_all(refused, TorchDDP, DDP).items():
-        assert not any(seen.error for seen in of_torch), title
-        assert all(BEHAVIOURS[title].refused in seen.error for seen in of_scratch), title
 
 
 @proves("scratch-two-forwards")
