@@ -11,6 +11,7 @@ A failed job shows one of a few symptoms, and each has a question that leaves fe
 Ask first what is visible from outside: exit codes, stacks, weights.
 
 :Level: core, 15 minutes
+:Proves: debug-wrong-numbers-two-comparisons debug-stack-tells-the-absent-rank
 """
 
 # %%
@@ -18,6 +19,7 @@ Ask first what is visible from outside: exit codes, stacks, weights.
 # ------------------------
 # Every rank trains a small model for a few steps; a fault breaks one line on rank 1.
 
+import inspect
 import os
 import signal
 import time
@@ -109,15 +111,15 @@ def triage(ends, reference):
 # %%
 # What the tree finds
 # -------------------
-# Two ranks; a rank that still runs after two and a half seconds counts as hung.
+# Two ranks; where a hang is to be expected, a rank that still runs after five seconds counts as hung.
 # The reference is one process on the global batch.
 
 
-def one_process():
+def one_process(ranks=2):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x = torch.randn(2, STEPS, 32, 8)
+    x = torch.randn(ranks, STEPS, 32, 8)
     for step in range(STEPS):
         batch = x[:, step].flatten(0, 1)
         (model(batch) - batch.sum(1, keepdim=True)).square().mean().backward()
@@ -133,10 +135,21 @@ FAULTS |= {"around the wrapper": "wrong", "averages twice": "wrong", "slow rank"
 reference = one_process()
 print(f"{'rank 1 …':19} symptom        what to look at")
 for fault, expected in FAULTS.items():
-    endings = postmortem(train, 2, fault, timeout_s=2.5, env=ON_CPU)
+    limit = {"timeout_s": 5, "group_timeout_s": 60} if expected == "hang" else {}
+    endings = postmortem(train, 2, fault, **limit, env=ON_CPU)
     symptom, finding = triage(endings, reference)
     print(f"{fault:19} {symptom:14} {finding}")
     assert symptom == expected
+    if fault == "reads forever":  # the stacks: of the rank that waits, and of the absent one
+        waits, absent = (end.where for end in endings)
+        assert waits.startswith("backward, called by train")
+        lines, first = inspect.getsourcelines(train)
+        assert "time.sleep(600)" in lines[int(absent.split()[-1]) - first]
+WRONG = {"around the wrapper": "weights differ", "averages twice": "not with one process"}
+for ranks in (2, 3):
+    for fault, words in {"none": "as one process", **WRONG}.items():
+        endings = postmortem(train, ranks, fault, ranks, env=ON_CPU)
+        assert words in triage(endings, one_process(ranks))[1]
 record("faults", tried=len(FAULTS) - 1)
 
 # %%

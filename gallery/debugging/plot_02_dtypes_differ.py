@@ -8,13 +8,13 @@ Or: a rank without samples creates its own ``torch.zeros(n)``, while the others 
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-dtypes-differ
 """
 
 # %%
 # Both ranks have four elements; each takes the dtype that fits its hardware.
 
 import re
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -22,12 +22,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import launch, record
+from ddplab.labs.gloo import gloo_group
 from ddplab.labs.postmortem import postmortem, report
 
 
 def wrong(dtypes):
-    # A gloo group on every machine: NCCL moves and adds bytes in its own way.
-    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
+    gloo = gloo_group()  # on every machine: NCCL moves and adds bytes in its own way
     rank = dist.get_rank()
     scores = torch.full([4], rank + 1.0).to(dtypes[rank])
     dist.all_reduce(scores, group=gloo)
@@ -50,7 +50,7 @@ assert half[0].value != half[1].value
 
 
 def wrong_model(dtypes):
-    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
+    gloo = gloo_group()
     layer = nn.Linear(2, 1, bias=False).to(dtypes[dist.get_rank()])
     nn.init.ones_(layer.weight)
     DDP(layer, process_group=gloo)

@@ -7,6 +7,7 @@ A typical cause: metrics are in a dict, each is all-reduced in a loop over it, a
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-swapped-collectives
 """
 
 # %%
@@ -14,12 +15,12 @@ It serves :ref:`faults`.
 # The right counts are 10 + 10 and 1 + 1.
 
 import re
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from ddplab import launch, record
+from ddplab.labs.gloo import gloo_group
 from ddplab.labs.postmortem import postmortem, report
 
 COUNTS = {"common": 10.0, "rare": 1.0}
@@ -28,8 +29,7 @@ DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
 def count(sizes, in_order):
-    # A gloo group on every machine: which messages meet, and their texts, are specific to gloo.
-    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=2))
+    gloo = gloo_group()  # on every machine: which messages meet, and their texts, are gloo's
     metrics = {name: torch.full([sizes[name]], COUNTS[name]) for name in SEEN[dist.get_rank()]}
     for name in sorted(metrics) if in_order else metrics:
         dist.all_reduce(metrics[name], group=gloo)

@@ -7,6 +7,7 @@ A typical cause: only rank 0 logs, so the mean of the loss, which is an all-redu
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-missing-collective
 """
 
 # %%
@@ -21,12 +22,14 @@ import torch.distributed as dist
 from ddplab import launch, record
 from ddplab.labs.postmortem import postmortem, report
 
-SHORT = timedelta(seconds=1)  # by default 30 minutes
+SHORT_S = 3  # by default 30 minutes
 
 
-def wrong(train_on):
+def wrong(timeout_s, train_on=False):
     # On every machine a gloo group, whose timeout raises; NCCL's would end the process.
-    gloo = dist.new_group(backend="gloo", timeout=SHORT)
+    # It bounds the making of the group, too, so all ranks come to it together.
+    dist.barrier()
+    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     dist.barrier()  # all ranks have their connections
     loss = torch.tensor([dist.get_rank() + 1.0])
     if dist.get_rank() == 0:
@@ -41,10 +44,11 @@ def wrong(train_on):
 # --------------------------
 # They continue with something that is not a collective: saving, sleeping, reading data.
 
-endings = postmortem(wrong, 3, False)
+endings = postmortem(wrong, 3, SHORT_S)
 print(report(endings))
 assert [e.how for e in endings] == ["raised", "returned", "returned"]
-assert "Timed out waiting 1000ms" in endings[0].error
+assert "Timed out waiting 3000ms" in endings[0].error
+assert endings[0].where.startswith("all_reduce")
 
 # %%
 # Only rank 0 reports an error, and it is not at fault: it waits in the call that the others left out.
@@ -53,7 +57,7 @@ assert "Timed out waiting 1000ms" in endings[0].error
 # ---------------------
 # The same program, but ranks 1 and 2 reach the end of the script.
 
-left = postmortem(wrong, 3, False, leave=True)
+left = postmortem(wrong, 3, 60, leave=True)
 print(report(left))
 assert [e.how for e in left] == ["raised", "returned", "returned"]
 assert re.search("Connection (closed|reset) by peer", left[0].error)
@@ -66,7 +70,7 @@ assert re.search("Connection (closed|reset) by peer", left[0].error)
 # ----------------------------
 # Their next all-reduce meets that of rank 0, and from here on every call is off by one.
 
-off = postmortem(wrong, 3, True)
+off = postmortem(wrong, 3, 60, True)
 print(report(off, said=1))
 assert off[0].how == "died"
 assert "op.preamble.length <= op.nbytes" in off[0].printed
@@ -82,10 +86,10 @@ record(**{name: sum(e.how != "returned" for e in run) for name, run in speakers.
 # -----------------
 # Under ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` a barrier runs before each collective, and rank 0 counts which ranks arrive.
 
-asked = postmortem(wrong, 3, False, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+asked = postmortem(wrong, 3, SHORT_S, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 print(report(asked))
 assert [e.how for e in asked] == ["raised", "returned", "returned"]
-assert "Ranks 1, 2 failed to pass monitoredBarrier in 1000 ms" in asked[0].error
+assert "Ranks 1, 2 failed to pass monitoredBarrier in 3000 ms" in asked[0].error
 
 # %%
 # The run after the fix
@@ -93,7 +97,7 @@ assert "Ranks 1, 2 failed to pass monitoredBarrier in 1000 ms" in asked[0].error
 
 
 def right():
-    gloo = dist.new_group(backend="gloo", timeout=SHORT)
+    gloo = dist.new_group(backend="gloo")
     loss = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(loss, group=gloo)
     if dist.get_rank() == 0:

@@ -7,6 +7,7 @@ A typical cause: only ranks 1 and 2 need the first group, so the call is under `
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-group-by-members
 """
 
 # %%
@@ -34,7 +35,7 @@ def wrong():
     rank, seen = dist.get_rank(), []
     try:
         if rank in MEMBERS:
-            pair = dist.new_group(MEMBERS, backend="gloo", timeout=SHORT)
+            pair = dist.new_group(MEMBERS, backend="gloo")
             total = torch.ones(1)
             dist.all_reduce(total, group=pair)
             seen.append(f"group {pair.group_name}: sum {total.item():.0f}")

@@ -7,6 +7,7 @@ A typical cause: the machine runs out of memory, and the kernel's OOM killer end
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-killed-rank
 """
 
 # %%
@@ -15,7 +16,6 @@ It serves :ref:`faults`.
 import os
 import re
 import signal
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -23,15 +23,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import launch, record
+from ddplab.labs.gloo import gloo_group, shorten
 from ddplab.labs.postmortem import postmortem, report
 
 
 def train(killed_rank, timeout_s=60):
-    # A gloo group on every machine: the texts below are gloo's.
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    group = gloo_group()  # on every machine: the texts below are gloo's
     torch.manual_seed(0)
     model = DDP(nn.Linear(4, 1), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shorten(group, timeout_s)  # all are ready to train
     for step in range(8):
         if step == 5 and dist.get_rank() == killed_rank:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -80,7 +81,7 @@ assert cause.rank == 2
 
 def caught(killed_rank):
     try:
-        return train(killed_rank, timeout_s=2)
+        return train(killed_rank, timeout_s=3)
     except RuntimeError as error:
         heard = re.search("Timed out|Connection (closed|reset) by peer", str(error))
         return heard[0] if heard else str(error)

@@ -7,27 +7,28 @@ A typical cause: rank 0 downloads or tokenizes, and the other ranks wait for it 
 It serves :ref:`faults`.
 
 :Level: evidence, 5 minutes
+:Proves: fault-late-rank
 """
 
 # %%
-# The group's timeout is one second here instead of 30 minutes, and the preparation takes two.
+# The group's timeout is one second here instead of 30 minutes, and the preparation takes three.
 
 import re
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from ddplab import launch, record
+from ddplab.labs.gloo import gloo_group
 from ddplab.labs.postmortem import postmortem, report
 
 
 def wrong():
     # On every machine a gloo group, whose timeout raises; NCCL's would end the process.
-    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=1))
+    gloo = gloo_group(timeout_s=1)
     if dist.get_rank() == 0:
-        time.sleep(2)  # prepares the data
+        time.sleep(3)  # prepares the data
         print("the data are ready")
     dist.barrier(gloo)
 
@@ -56,10 +57,9 @@ record(timed_out=len(waiting), heard_of_it=3 - len(waiting))
 
 
 def right():
-    short = dist.new_group(backend="gloo", timeout=timedelta(seconds=1))
-    patient = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    short, patient = gloo_group(timeout_s=1), gloo_group(timeout_s=60)
     if dist.get_rank() == 0:
-        time.sleep(2)
+        time.sleep(3)
         print("the data are ready")
     dist.barrier(patient)
     total = torch.ones(1)

@@ -7,6 +7,7 @@ A typical cause: ``src=0`` is meant as "the first of this group", but ``src`` co
 It serves :ref:`faults`.
 
 :Level: evidence, 5 minutes
+:Proves: fault-source-rank-in-group
 """
 
 # %%

@@ -7,6 +7,7 @@ It appears when activation checkpointing is switched on for a model that uses a 
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-ready-twice
 """
 
 # %%
@@ -62,6 +63,8 @@ for e in endings:
     assert e.how == "raised"
     assert "Expected to mark a variable ready only once" in e.error
     assert "with name block.bias has been marked as ready twice" in e.error
+for e in postmortem(worker, 2, True, True, {"find_unused_parameters": True}):
+    assert "Expected to mark a variable ready only once" in e.error
 
 # %%
 # A reentrant checkpoint runs its own backward inside the backward, so the block's gradients become ready twice, and DDP counts each parameter once.
@@ -97,5 +100,5 @@ for embedded in (True, False):
 # -------------------
 # All ranks raise the same error at the same place, so the cause is the program and not the data or a machine.
 # With ``TORCH_DISTRIBUTED_DEBUG=INFO`` its last line names the parameter: look for a ``checkpoint`` around its layer.
-# ``find_unused_parameters=True`` does not help, as the claim's test shows.
+# ``find_unused_parameters=True`` does not help: the first block runs with it, too.
 # The silent case shows in gradients that differ between ranks, as in :ref:`museum-backward-twice`.

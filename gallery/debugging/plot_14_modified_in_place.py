@@ -8,6 +8,7 @@ torch 2.13 reports nothing, and the gradient is wrong.
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-modified-in-place
 """
 
 # %%

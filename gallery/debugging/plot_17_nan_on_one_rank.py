@@ -7,6 +7,7 @@ It comes from another rank's batch, through the gradients, and one step earlier.
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-nan-on-one-rank
 """
 
 # %%
@@ -37,7 +38,7 @@ def watch(reports, bucket):
     return default_hooks.allreduce_hook(None, bucket)
 
 
-def worker(check):
+def worker(check, bad=0.0):
     torch.manual_seed(0)
     model, reports = DDP(nn.Linear(4, 1).to(device())), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -48,7 +49,7 @@ def worker(check):
         reports.clear()
         x = torch.rand(8, 4) + 0.5
         if step == 3 and dist.get_rank() == 1:
-            x[5, 2] = 0
+            x[5, 2] = bad
         loss = (model(x.log().to(device())) - 1).square().mean()
         losses.append(loss.item())
         optimizer.zero_grad()
@@ -70,8 +71,12 @@ def show(results):
 
 broken = launch(worker, 3, None, quiet=True)
 show(broken)
-finite = [[loss < float("inf") for loss in losses] for losses, _, _ in broken]
-assert [sum(row) for row in finite] == [3, 2, 3]
+for results in (broken, launch(worker, 3, None, -1.0, quiet=True)):  # an inf, then a NaN
+    for rank, (losses, weights, found) in enumerate(results):
+        finite = [loss < float("inf") for loss in losses]
+        assert finite == [True, True, rank != 1, False, False]
+        assert not weights.isfinite().any()
+        assert found[0].startswith("step 3" if rank == 1 else "step 4")
 
 # %%
 # Rank 1's loss is infinite in step 3; its gradient goes into the mean, so every rank's weights are NaN after that step, and so is every loss from step 4 on.
@@ -81,7 +86,6 @@ assert [sum(row) for row in finite] == [3, 2, 3]
 
 for rank, (_, _, found) in enumerate(broken):
     print(f"rank {rank} │ {found[0]}")
-    assert found[0].startswith("step 3" if rank == 1 else "step 4")
 
 # %%
 # The fix
@@ -92,6 +96,7 @@ for rank, (_, _, found) in enumerate(broken):
 fixed = launch(worker, 3, all_finite, quiet=True)
 show(fixed)
 assert gap([weights for _, weights, _ in fixed]) == 0
+assert all(weights.isfinite().all() for _, weights, _ in fixed)
 
 # %%
 # How to recognize it

@@ -7,6 +7,7 @@ Two programs do this in torch 2.13: a communication hook without a ``return``, a
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-hook-returns-nothing
 """
 
 # %%
@@ -58,23 +59,26 @@ def worker(hook):
 def show_crash(hook, level):
     endings = postmortem(worker, 2, hook, env={"TORCH_DISTRIBUTED_DEBUG": level})
     print(report(endings))
+    stacks = []
     for e in endings:
         assert e.error == "was killed by SIGSEGV"
+        assert "Traceback" not in e.printed
         assert "Fatal Python error: Segmentation fault" in e.printed
         stack = e.printed.partition("(most recent call first):")[2].partition("in worker")[0]
         functions = re.findall(r'(\w+\.py)", line \d+ in (\w+)', stack)
+        stacks.append(functions)
         print(
             f"rank {e.rank} │ stack: " + ", ".join(f"{f} in {file}" for file, f in functions)
         )
-    return functions
+    return stacks
 
 
 # %%
 # What every rank reports
 # -----------------------
 
-functions = show_crash(nothing, "OFF")
-assert functions[-1] == ("_tensor.py", "backward")
+for functions in show_crash(nothing, "OFF"):
+    assert functions[-1] == ("_tensor.py", "backward")
 
 # %%
 # The stack is all there is, and names ``backward``: the hook has returned, and C++ uses the missing result.
@@ -86,6 +90,7 @@ for hook, text in (
 ):
     for e in postmortem(worker, 2, hook):
         print(f"rank {e.rank} │ {hook.__name__} {e.how}: … {text} …")
+        assert e.how == "raised"
         assert text in e.error
 
 # %%
@@ -102,8 +107,8 @@ assert [e.value for e in endings] == [[[3.0] * 4]] * 2
 # ----------------------------------
 # The same crash, now in the constructor, and without any hook (gloo, torch 2.13).
 
-functions = show_crash(None, "DETAIL")
-assert functions[0] == ("distributed.py", "_ddp_init_helper")
+for functions in show_crash(None, "DETAIL"):
+    assert functions[0] == ("distributed.py", "_ddp_init_helper")
 
 # %%
 # With gloo use ``INFO``, or ``DETAIL`` for a program that has no DDP in it.

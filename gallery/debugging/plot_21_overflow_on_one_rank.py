@@ -7,6 +7,7 @@ If it looks at the gradients before they are averaged, one rank skips the step a
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-overflow-on-one-rank
 """
 
 # %%

@@ -6,6 +6,7 @@ The last run was killed, you start the next one with the same ``MASTER_PORT``, a
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-port-taken
 """
 
 # %%
@@ -25,20 +26,19 @@ from ddplab import launch
 from ddplab.labs.postmortem import postmortem, report
 
 LAST_RUN = """
-import datetime, torch, torch.distributed as dist
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
 dist.all_reduce(total := torch.tensor(100))
 print(f"the last run's rank 0 has {total.item()}", flush=True)
+time.sleep(600)  # and has the port until it is ended
 """
 
 
 def train():
-    import datetime
-
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
+    dist.init_process_group("gloo")
     dist.all_reduce(total := torch.tensor(1))
     return total.item()
 
@@ -72,12 +72,13 @@ with subprocess.Popen(command, env=place, stdout=-1, text=True) as leftover:
         assert holder(port) == leftover.pid
         endings = postmortem(train, 2, init=False, leave=True, env=at_port)
         print(report(endings))
-        print(leftover.stdout.read(), end="")
+        print(last := leftover.stdout.readline(), end="")
     finally:
         leftover.kill()
 assert [e.how for e in endings] == ["raised", "returned"]
 assert "EADDRINUSE" in endings[0].error
 assert endings[1].value == 101
+assert "has 101" in last
 
 # %%
 # Rank 0 is refused at once: a port has one owner.

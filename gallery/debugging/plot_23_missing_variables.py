@@ -8,6 +8,7 @@ It is worse when one machine lacks one variable, for example after a forgotten `
 It serves :ref:`faults`.
 
 :Level: evidence, 5 minutes
+:Proves: fault-missing-variables
 """
 
 # %%
@@ -40,14 +41,20 @@ assert "environment variable RANK expected, but not set" in ran.stderr
 CHANGES = [{}, *({name: ""} for name in NEEDED), {"RANK": "one"}, {"MASTER_PORT": "29500;"}]
 
 
-def enter(changes):
+def enter(changes, timeout_s=1):
     import datetime
     import os
+    import time
 
     import torch.distributed as dist
 
     os.environ.update(changes[int(os.environ["RANK"])])
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+    try:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout_s))
+    except dist.DistError:
+        if os.environ["RANK"] == "0":
+            time.sleep(3)  # it hosts the store; let the others report first
+        raise
     return f"{dist.get_rank()} of {dist.get_world_size()}"
 
 
@@ -59,6 +66,15 @@ for rank, (change, ending) in enumerate(zip(CHANGES[1:], others, strict=True), 1
     assert f"{name} expected, but not set" in message if not text else text in message
 print(report([waits]))
 assert "waiting for clients. 1/7 clients joined" in waits.error
+
+# If one of three lacks a variable, two wait: rank 0 counts them, and the other asks for its address.
+*others, lacks = postmortem(enter, 3, [{}, {}, {"RANK": ""}], 3, init=False, leave=True)
+assert "RANK expected, but not set" in lacks.error
+assert "2/3 clients joined" in others[0].error
+assert "wait timeout" in others[1].error
+for waits in others:
+    assert not any(name in waits.error for name in NEEDED)
+    assert waits.after_s > lacks.after_s
 
 # %%
 # ``env://`` reads the four variables in this order and stops at the first that is missing, so fixing one may reveal the next.

@@ -7,6 +7,7 @@ Everyone waits for the timeout, 30 minutes by default, and then most ranks name 
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-world-size-too-large
 """
 
 # %%
@@ -30,7 +31,7 @@ def train(missing):
     try:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
     except dist.DistError:
-        time.sleep(1 if rank == 0 else 0)  # it hosts the store; let the others report first
+        time.sleep(3 if rank == 0 else 0)  # it hosts the store; let the others report first
         raise
     return "trains"
 
@@ -40,6 +41,10 @@ print(report(endings))
 assert [e.how for e in endings] == ["raised", "raised", "returned"]
 assert "waiting for clients. 2/3 clients joined" in endings[0].error
 assert "wait timeout after 2000ms, keys: /default_pg/0//cpu//0/0" in endings[1].error
+
+rank_0, _, *others = postmortem(train, 4, 1, init=False, leave=True)  # another one of four
+assert "3/4 clients joined" in rank_0.error
+assert all(e.error.endswith("keys: /default_pg/0//cpu//0/0") for e in others)
 
 # %%
 # Rank 0 hosts the store, counts connections, and reports how many ranks came, but not which.
@@ -62,7 +67,7 @@ def roll_call(absent):
     if rank == absent:
         return "never starts"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    wait = {"wait_for_workers": False, "timeout": datetime.timedelta(seconds=1)}
+    wait = {"wait_for_workers": False, "timeout": datetime.timedelta(seconds=3)}
     store = dist.TCPStore(address, port, is_master=rank == 0, **wait)
     store.set(f"here/{rank}", "")
     try:
@@ -94,5 +99,5 @@ print(launch(train, 3, None, init=False))
 # How to recognize it
 # -------------------
 # ``clients joined`` on rank 0 and ``wait timeout`` with a key on the others, all within the same second or two, and nothing was trained.
-# A rank that started more than a second after rank 0 sees rank 0 leave first, and reports ``Failed to recv, got 0 bytes. Connection was likely closed.``
+# A rank that started more than three seconds after rank 0 sees rank 0 leave first, and reports ``Failed to recv, got 0 bytes. Connection was likely closed.``
 # If rank 0 is the missing one, there is no store, and all others report ``The client socket has timed out`` with its address.

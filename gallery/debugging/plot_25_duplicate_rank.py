@@ -7,6 +7,7 @@ On two machines with two processes each there are then two ranks 0, two ranks 1,
 It serves :ref:`faults`.
 
 :Level: evidence, 5 minutes
+:Proves: fault-duplicate-rank
 """
 
 # %%
@@ -29,7 +30,7 @@ def train(rank_of, world_size):
     try:
         dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timeout)
     except dist.DistError:
-        time.sleep(1 if rank == 0 else 0)  # it hosts the store; let the others report first
+        time.sleep(3 if rank == 0 else 0)  # it hosts the store; let the others report first
         raise
     total = torch.tensor(1)
     dist.all_reduce(total)

@@ -7,6 +7,7 @@ The other ranks see something else.
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-data-worker-dies
 """
 
 # %%
@@ -59,6 +60,8 @@ def outcome(end):
     endings = postmortem(train, 2, end, leave=True)
     assert [e.how for e in endings] == ["raised", "raised"]
     assert re.search(r"Connection (closed|reset) by peer", endings[0].error)
+    assert "DataLoader worker" not in endings[0].error + endings[0].printed
+    assert "DataLoader worker" in endings[1].printed
     return endings, re.findall(r"(?m)^(?:Runtime|Value)Error: (.*)", endings[1].printed)
 
 

@@ -7,6 +7,7 @@ There is no error, and no load on any core.
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-fork-with-threads
 """
 
 # %%
@@ -63,7 +64,8 @@ def train(thread):
 
 
 print("no thread:", launch(train, 2, "none", env=ON_CPU))
-endings = postmortem(train, 2, "first", timeout_s=4, leave=True, env=ON_CPU)
+wait = {"timeout_s": 8, "group_timeout_s": 60}  # still there after 8 s: it hangs
+endings = postmortem(train, 2, "first", **wait, leave=True, env=ON_CPU)
 print(report(endings))
 assert [e.how for e in endings] == ["hung", "hung"]
 assert endings[0].where.startswith("all_reduce")
@@ -76,7 +78,9 @@ assert endings[1].where.startswith("__next__")
 #
 # If the workers start before the thread, no lock is held when they are forked.
 
-print("workers first:", launch(train, 2, "last", env=ON_CPU))
+trained = launch(train, 2, "last", env=ON_CPU)
+print("workers first:", trained)
+assert trained == ["4 batches"] * 2
 
 # %%
 # The fix

@@ -7,6 +7,7 @@ Some find no file, some an empty one, some half of one, and on most days everyth
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
+:Proves: fault-checkpoint-half-written
 """
 
 # %%

@@ -8,6 +8,7 @@ When one rank fails, the launcher ends the others with a signal, rank 0 included
 It serves :ref:`faults`.
 
 :Level: evidence, 5 minutes
+:Proves: fault-lost-output
 """
 
 # %%
@@ -17,6 +18,8 @@ It serves :ref:`faults`.
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 PROGRAM = """
 import os, signal, sys
@@ -33,13 +36,16 @@ os.kill(os.getpid(), getattr(signal, end))
 ENDS = ["raise", "os._exit", "SIGTERM", "SIGKILL", "SIGABRT"]
 
 
-def steps_in_log(end, *options, **env):
+PYTHON = [sys.executable, "-c", PROGRAM]
+
+
+def steps_in_log(end, *options, start=PYTHON, **env):
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, end, *options],
+        [*start, end, *options],
         env={**clean, **env},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=600,
     )
     return ran.stdout.count("step"), ran.returncode
 
@@ -60,6 +66,13 @@ for name, fixed in (
 ):
     print(f"{name:21} {fixed} of 4 lines")
     assert fixed == [4] * len(ENDS)
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+with tempfile.TemporaryDirectory() as folder:
+    Path(folder, "train.py").write_text(PROGRAM)
+    for options, steps in (([], 4), (["--no-python", sys.executable], 0)):
+        torchrun = [*TORCHRUN, *options, f"{folder}/train.py"]
+        assert steps_in_log("SIGTERM", start=torchrun, TMPDIR=folder)[0] == steps
 
 # %%
 # The fix

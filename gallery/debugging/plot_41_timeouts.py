@@ -10,6 +10,7 @@ A timeout belongs to a group, a call or a store, and each layer waits with its o
 It says how long somebody waited, and not who was missing.
 
 :Level: core, 15 minutes
+:Proves: tool-timeout-of-the-group
 """
 
 # %%
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ddplab import record
+from ddplab.labs.gloo import gloo_group
 from ddplab.labs.postmortem import postmortem, report
 from ddplab.runtime.torch_private import flight_dump
 
@@ -34,9 +36,9 @@ def seconds(s):
 
 
 def wait_in_seven_ways():
-    default = dist.new_group(backend="gloo", timeout=seconds(1.0))
-    short = [dist.new_group(backend="gloo", timeout=seconds(0.3)) for _ in range(2)]
-    long = [dist.new_group(backend="gloo", timeout=seconds(60)) for _ in range(2)]
+    default = gloo_group(1.0)
+    short = [gloo_group(0.3) for _ in range(2)]
+    long = [gloo_group(60) for _ in range(2)]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=seconds(60))
     if dist.get_rank() == 1:
         dist.barrier()  # until rank 0 has seen all

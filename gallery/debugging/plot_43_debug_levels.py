@@ -10,6 +10,7 @@ It serves :ref:`debugging-tools`.
 It compares calls, not what they mean.
 
 :Level: core, 15 minutes
+:Proves: tool-debug-detail
 """
 
 # %%
@@ -26,16 +27,19 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from ddplab.labs.gloo import gloo_group
 from ddplab.labs.postmortem import postmortem
 
 
 def another_size():
-    group = dist.new_group(backend="gloo")
+    group = gloo_group(timeout_s=5)
     dist.all_reduce(torch.ones(8 if dist.get_rank() == 2 else 4), group=group)
 
 
 def missing():
-    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=1))
+    dist.barrier()  # the timeout bounds the making of the group, too: all ranks come to it together
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=3))
+    dist.barrier()
     if dist.get_rank() != 2:
         dist.all_reduce(torch.ones(4), group=group)
 
@@ -62,12 +66,13 @@ for fault in (another_size, missing):
     for level in ("OFF", "INFO", "DETAIL"):
         endings = postmortem(fault, 3, env={"TORCH_DISTRIBUTED_DEBUG": level})
         found = messages[fault, level] = [gist(e) for e in endings]
+        if fault is another_size:
+            sizes = [set(re.findall(r"TensorShape=\[(\d+)\]", e.error)) for e in endings]
+            assert sizes == [{"4", "8"} if level == "DETAIL" else set()] * 3
         for words in dict.fromkeys(found):
             ranks = ",".join(str(rank) for rank, other in enumerate(found) if other == words)
             print(f"  {level:6} rank {ranks:5} {words}")
 
-assert all("shapes" in words for words in messages[another_size, "DETAIL"])
-assert not any("shapes" in words for words in messages[another_size, "INFO"])
 assert "Ranks 2 failed" in messages[missing, "DETAIL"][0]
 assert not any("Ranks 2" in words for words in messages[missing, "INFO"])
 
@@ -98,6 +103,8 @@ def wrap():
 for program in (swapped, wrap):
     endings = postmortem(program, 3, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     print(f"{program.__name__:8}", *(f"rank {e.rank}: {e}" for e in endings[:2]), sep="  ")
+    sums = [11.0, 20.5, 20.5] if program is swapped else [None] * 3
+    assert [e.value for e in endings] == sums
     assert all(e.how == ("returned" if program is swapped else "died") for e in endings)
 
 # %%

@@ -10,6 +10,7 @@ A flight record lists what a rank issued; ranks match collectives by their place
 Look for the first place where the lists differ: what differs later follows from it.
 
 :Level: deep, 15 minutes
+:Proves: tool-flight-comparator tool-analyser-needs-members
 """
 
 # %%
@@ -17,7 +18,7 @@ Look for the first place where the lists differ: what differs later follows from
 # But the others do not know, and the next thing that the rank does is the broadcast at the start of its next step.
 # ``dump_when_stuck`` writes a rank's record when it has issued nothing new for half a second, because gloo has no watchdog to do it.
 
-import datetime
+import inspect
 import subprocess
 import sys
 import tempfile
@@ -29,17 +30,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab.cli.flight import report_dumps
-from ddplab.flight import compare, dump_when_stuck, read_dumps
+from ddplab.flight import compare, dump_when_stuck, read_dumps, write_dump
+from ddplab.labs.gloo import gloo_group, shorten
 from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.torch_private import flight_trace
 
 
 def train(folder, guard):
-    rank = dist.get_rank()
-    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=2.5))
+    rank, group = dist.get_rank(), gloo_group()
     torch.manual_seed(rank)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     model = DDP(net, process_group=group)
+    shorten(group, 2.5)  # all are ready to train
     with dump_when_stuck(folder, after_s=0.5):
         for step in range(6):
             stop = torch.zeros(1)
@@ -77,6 +79,10 @@ assert run(folder.name, alone) == ["raised"] * 3
 report_dumps(folder.name)
 found = compare(read_dumps(folder.name))
 assert (found.kind, found.ranks, found.differs) == ("mismatch", (1,), ("operation",))
+assert [side.call.operation for side in found.sides] == ["all_reduce", "broadcast"]
+lines, first = inspect.getsourcelines(train)
+for side, call in zip(found.sides, ("loss.backward()", "dist.broadcast(stop"), strict=True):
+    assert call in lines[int(side.call.place.split(":")[1].split()[0]) - first]
 
 # %%
 # torch's own analyzer, ``torchfrtrace``, reads the same files.
@@ -89,24 +95,27 @@ assert (found.kind, found.ranks, found.differs) == ("mismatch", (1,), ("operatio
 def analyse(folder):
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", folder]
     command += ["--prefix", "rank"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
-    reasons = ("KeyError", "error msg", "AssertionError")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    reasons = ("KeyError", "error msg", "AssertionError", "missing ranks")
     lines = (done.stdout + done.stderr).splitlines()
     return next(line for line in lines if line.startswith(reasons))
 
 
-def as_torch_writes_it(folder):
-    dist.all_reduce(torch.ones(1), group=dist.new_group(backend="gloo"))
-    (Path(folder) / f"rank{dist.get_rank()}").write_bytes(flight_trace())
+def in_both_ways(raw, full):
+    if dist.get_rank() == 0:  # and rank 1 does not come
+        dist.all_reduce(torch.ones(1), async_op=True)
+    Path(raw, f"rank{dist.get_rank()}").write_bytes(flight_trace())
+    write_dump(full)
 
 
-with tempfile.TemporaryDirectory() as raw:
-    postmortem(as_torch_writes_it, 2, raw)
-    as_written = analyse(raw)
+with tempfile.TemporaryDirectory() as raw, tempfile.TemporaryDirectory() as full:
+    postmortem(in_both_ways, 2, raw, full)
+    as_written, missing = analyse(raw), analyse(full)
 with_members = analyse(folder.name)
 print("as torch writes it:", as_written)
 print("by write_dump:", *with_members.removeprefix("error msg: ").split(", "), sep="\n  ")
 assert as_written.startswith("KeyError")
+assert missing == "missing ranks: {1}" or "gloo != 'nccl'" in missing
 assert "COLLECTIVE_TYPE_MISMATCH" in with_members or "gloo != 'nccl'" in with_members
 folder.cleanup()
 

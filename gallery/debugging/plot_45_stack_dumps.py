@@ -10,6 +10,7 @@ A hung rank is at a line, which can be read from outside, or by a handler that w
 The rank that is in no collective is the one that the others wait for.
 
 :Level: core, 15 minutes
+:Proves: tool-stacks-from-inside
 """
 
 # %%
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,6 +41,8 @@ def train(folder):
     own = open(f"{folder}/{rank}.stacks", "w")  # noqa: SIM115  (faulthandler writes to it)
     faulthandler.register(signal.SIGUSR2, file=own)  # then: kill -USR2 PID
     faulthandler.dump_traceback_later(1.0, file=sys.stderr)  # unless cancelled before
+    handled = []  # when a handler in Python runs: has the batch come by then?
+    signal.signal(signal.SIGTERM, lambda *_: handled.append(Path(folder, "batch").exists()))
     Path(folder, f"{rank}.pid").write_text(f"{os.getpid()}\n")
 
     def next_batch():
@@ -51,6 +55,7 @@ def train(folder):
     next_batch()
     mean_loss()
     faulthandler.cancel_dump_traceback_later()
+    return handled
 
 
 # %%
@@ -59,10 +64,14 @@ def train(folder):
 # ``py-spy dump`` reads another process's memory: nothing is installed in the program, and the program continues unharmed.
 
 
-def written(path, until):
-    deadline = time.monotonic() + 60
-    while not (path.exists() and until in path.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+HERE = ("mean_loss", "next_batch")  # where each rank waits
+
+
+def written(path, until, ask=lambda: None):
+    while not (path.exists() and re.search(until, path.read_text())):
+        assert not run.done(), f"no {until!r} in {path}"
+        ask()
+        time.sleep(0.1)
     return path.read_text()
 
 
@@ -81,27 +90,27 @@ def py_spy(pid):
 
 folder = tempfile.TemporaryDirectory()
 with ThreadPoolExecutor() as pool:
-    run = pool.submit(postmortem, train, 2, folder.name, timeout_s=90)
-    pids = [written(Path(folder.name, f"{rank}.pid"), "\n") for rank in (0, 1)]
-    time.sleep(0.5)
+    run = pool.submit(postmortem, train, 2, folder.name, timeout_s=60)
+    pids, signaled = [written(Path(folder.name, f"{rank}.pid"), "\n") for rank in (0, 1)], []
+    for rank, pid in enumerate(pids):  # asked until it is where it waits
+        ask = partial(os.kill, int(pid), signal.SIGUSR2)
+        place = rf"in {HERE[rank]}\n.* in train\n"
+        signaled.append(written(Path(folder.name, f"{rank}.stacks"), place, ask))
     for rank, pid in enumerate(pids):
         print(f"rank {rank}:", py_spy(pid), sep="\n")
-        os.kill(int(pid), signal.SIGUSR2)
-    stacks = [Path(folder.name, f"{rank}.stacks") for rank in (0, 1)]
-    signaled = [written(path, " in train\n") for path in stacks]
-    time.sleep(1)
+        os.kill(int(pid), signal.SIGTERM)
+    time.sleep(2)
     Path(folder.name, "batch").touch()  # it comes after all: no tool has harmed the ranks
     endings = run.result()
-assert [e.how for e in endings] == ["returned", "returned"]
+assert [e.value for e in endings] == [[True], [False]]  # what the handlers in Python saw
 folder.cleanup()
 
 # %%
 # From inside, on a signal
 # ------------------------
 # ``kill -USR2 PID`` makes the rank write its stacks; faulthandler does it in C, so it works while Python waits inside torch.
-# Keep its default, all threads: any thread may receive the signal, and with ``all_threads=False`` one of gloo's, which runs no Python, writes nothing.
-
-HERE = ("mean_loss", "next_batch")  # where each rank is
+# A handler in Python, set by ``signal.signal``, does not run until the wait ends: rank 0's ran when the batch had come, rank 1's at once.
+# Keep faulthandler's default, all threads: any thread may receive the signal, and with ``all_threads=False`` one of gloo's, which runs no Python, writes nothing.
 
 
 def functions(text):

@@ -27,10 +27,8 @@ TORCH_PRIVATE = {
     "gallery/ddplab/runtime/preload.py": "imports torch._dynamo early, which the first DDP would import",
     "gallery/ddplab/model/tuning": "imports it early, too, so that no measured step does",
     "tests/claims/test_buffers.py": "a claim about what is left out of DDP, which has no public name",
-    "tests/claims/test_debugging_tools.py": "a claim about that dump",
     "tests/claims/test_on_a_gpu.py": "counts the operators that read a value",
-    "tests/claims/patience.py": "a short timeout for ranks that have met already",
-    "tests/kit/test_flight.py": "the same",
+    "tests/kit/test_flight.py": "a short timeout for ranks that have met already",
     "tests/kit/test_postmortem.py": "reads the timeout of a group",
     "tests/simulated/sitecustomize.py": "a torch with GPUs that are not there",
 }

@@ -12,6 +12,7 @@ from ..runtime.rank import AtEnd
 from ..runtime.ranks import run_ranks
 
 _WIDTH = 95
+_LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 # Where the C++ part of a message begins to list its own frames, which name no line of the reader's.
 _CPP_FRAMES = re.compile(r"\n?(?:Exception raised from |frame #\d+: |C\+\+ CapturedTraceback).*", re.DOTALL)
 
@@ -38,6 +39,11 @@ class Ending:
     where: str = ""  # such as "all_reduce, called by worker at line 31"
     printed: str = ""
 
+    @property
+    def lost_peer(self) -> bool:
+        """Whether it raised, and all that it knows is that a peer has left."""
+        return self.how == "raised" and bool(_LOST_PEER.search(self.error))
+
     def told(self, timed: bool = True) -> str:
         """How it ended, in words; without ``timed`` no seconds stand in them."""
         if self.how == "returned":
@@ -53,7 +59,7 @@ def postmortem(
     worker: Callable[..., Any],
     nproc: int,
     *args: Any,
-    timeout_s: float = 30.0,
+    timeout_s: float = 120.0,
     group_timeout_s: float | None = None,
     init: bool = True,
     leave: bool = False,

@@ -187,6 +187,20 @@ def _recorders() -> list[Any]:
     return [getattr(c10d, name) for name in ("_dump_fr_trace", "_dump_nccl_trace") if hasattr(c10d, name)]
 
 
+# -- process groups ---------------------------------------------------------------------------------
+
+
+def set_timeout(group: dist.ProcessGroup, timeout_s: float) -> None:
+    """Give what this rank starts in ``group`` from now on another timeout.
+
+    Private because: ``new_group`` takes the timeout of a group, which is then also that of its making.
+    Seen: ``torch.distributed.distributed_c10d._set_pg_timeout`` in torch 2.4 to 2.13.
+    """
+    import datetime
+
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout_s), group)
+
+
 # -- torch.compile ----------------------------------------------------------------------------------
 
 

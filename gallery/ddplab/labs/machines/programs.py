@@ -114,10 +114,11 @@ class Program:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._news:
-                self.lines.append((time.monotonic() - self._started, line.rstrip("\n")))
-                self._news.notify_all()
+        with self._process.stdout as lines:  # closed at its end: left to the garbage collector, closing may wait
+            for line in lines:
+                with self._news:
+                    self.lines.append((time.monotonic() - self._started, line.rstrip("\n")))
+                    self._news.notify_all()
         with self._news:
             self._ended_s = time.monotonic() - self._started
             self._news.notify_all()
