@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runtime.evidence import write_json
 from .child import Child
-from .edition import Edition, read_json
+from .edition import Edition, read_results, write_results
 from .keys import claim_key, names_a_clock
-from .machine import differences, machine, same_machine
+from .machine import is_good_for, machine
 from .plan import Times, shares
 from .proved import tests_in
 
@@ -65,15 +64,10 @@ def tests_of(root: Path) -> Iterator[Test]:
 
 
 def is_recorded(folder: Path, test: Test) -> bool:
-    """Whether a folder of results has those of this test, of this code and machine, and none failed."""
-    path = folder / f"{test.path.stem}.json"
-    if not path.exists():
-        return False
-    kept = read_json(path, "machine", "results")
-    results = [kept["results"].get(claim) for claim in test.claims]
-    return same_machine(kept["machine"], machine()) and all(
-        result and result["outcome"] != "failed" and _is_current(test, result) for result in results
-    )
+    """Whether a folder of results has those of this test, of this code and good for this machine, and none failed."""
+    here, kept = machine(), read_results(folder / f"{test.path.stem}.json")
+    results = [kept.get(claim) for claim in test.claims]
+    return all(result and result["outcome"] != "failed" and _counts(test, result, here) for result in results)
 
 
 def standing(root: Path) -> dict[str, str]:
@@ -89,39 +83,34 @@ def standing(root: Path) -> dict[str, str]:
     here, found = machine(), dict[str, str]()
     for test in tests_of(root):
         for file in sorted((root / "gallery" / "editions").glob(f"*/claims/{test.path.stem}.json")):
-            kept = read_json(file, "machine", "results")
-            results = [kept["results"].get(claim) for claim in test.claims]
-            if _counts_here(kept["machine"], here, test) and all(
-                result and result["outcome"] == "passed" and _is_current(test, result) for result in results
+            kept = read_results(file)
+            results = [kept.get(claim) for claim in test.claims]
+            if all(
+                result
+                and result["outcome"] == "passed"
+                and result["machine"]["python"].rpartition(".")[0] == here["python"].rpartition(".")[0]
+                and _counts(test, result, here)
+                for result in results
             ):
                 found[test.id] = file.parents[1].name
                 break
     return found
 
 
-def _is_current(test: Test, result: dict[str, Any]) -> bool:
-    return bool(result["key"] == claim_key(test.path, test.name, result["read"]))
-
-
-def _counts_here(there: dict[str, Any], here: dict[str, Any], test: Test) -> bool:
-    """Whether a pass on one machine is one on the other: a clock ties it to the processor, all else to software."""
-    other = set(differences(there, here))
-    python, ours = (one["python"].rpartition(".")[0] for one in (there, here))
-    if other - {"cpu", "cores"} or python != ours:
-        return False
-    return not other or not test.names_a_clock()
+def _counts(test: Test, result: dict[str, Any], here: dict[str, Any]) -> bool:
+    """Whether a result is of this code, and good for this machine."""
+    current = result["key"] == claim_key(test.path, test.name, result["read"])
+    return current and is_good_for(result["machine"], here, test.names_a_clock)
 
 
 def write_result(folder: Path, test: Test, claim: str, result: dict[str, Any]) -> None:
-    """Put one result into the file of its test's file; those of tests that are gone, or of another machine, go."""
-    path, here = folder / f"{test.path.stem}.json", machine()
+    """Put one result into the file of its test's file; those of tests that are gone, go."""
+    path = folder / f"{test.path.stem}.json"
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    result |= {"key": claim_key(test.path, test.name, result["read"]), "date": date}
-    old = read_json(path, "machine", "results") if path.exists() else {"machine": {}}
-    kept = old["results"] if same_machine(old["machine"], here) else {}
+    result |= {"key": claim_key(test.path, test.name, result["read"]), "date": date, "machine": machine()}
     stated = {node.value for node in ast.walk(ast.parse(test.path.read_text())) if isinstance(node, ast.Constant)}
-    results = {one: kept[one] for one in kept if one in stated} | {claim: result}
-    write_json(path, {"machine": here, "results": results})
+    kept = {one: old for one, old in read_results(path).items() if one in stated}
+    write_results(path, kept | {claim: result})
 
 
 @dataclass
