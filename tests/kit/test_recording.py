@@ -21,6 +21,7 @@ from ddplab.recording import archive, plan
 from ddplab.recording import machine as facts
 from ddplab.recording.diff import compare
 from ddplab.recording.edition import Edition
+from ddplab.recording.items import results_of
 from ddplab.recording.keys import names_a_clock
 from ddplab.recording.script import lab_id
 from ddplab.runtime import evidence, gpus
@@ -30,7 +31,9 @@ ROOT = Path(__file__).parents[2]
 LAB = '''"""
 {name}
 ===
-"""
+
+:Level: core, 1 minutes
+{proves}"""
 {before}
 # %%
 from ddplab import record
@@ -103,8 +106,9 @@ class House:
         (root / "pytest.ini").write_text("[pytest]\nmarkers = proves(id): a claim\n")
         (root / "record.py").write_text(RECORD)
 
-    def lab(self, name: str, before: str = "", code: str = "") -> None:
-        (self.root / f"gallery/short/plot_{name}.py").write_text(LAB.format(name=name, before=before, code=code))
+    def lab(self, name: str, before: str = "", code: str = "", proves: str = "") -> None:
+        text = LAB.format(name=name, before=before, code=code, proves=proves and f":Proves: {proves}\n")
+        (self.root / f"gallery/short/plot_{name}.py").write_text(text)
 
     def claim(self, claim: str, code: str = "pass") -> None:
         (self.root / f"tests/claims/test_{claim}.py").write_text(CLAIM.format(claim=claim, code=code))
@@ -330,6 +334,32 @@ def test_claims_of_which_nccl_may_tell_more_are_found_in_the_book(house):
     status, said = house.record("now", "--claims", "nccl")
     assert status == 0, said
     assert house.edition("now").results().keys() == {"sun", "moon"}
+
+
+def test_a_lab_that_proves_claims_is_recorded_when_they_are_asked_for(house):
+    """Its record is their result, also where it fails."""
+    house.lab("one", proves="star comet")
+    house.lab("two", code="assert False, 'it broke'", proves="dust")
+    house.lab("three")
+    house.claim("sun")
+    book = house.root / "handbook"
+    book.mkdir()
+    (book / "page.md").write_text("```{claim} comet\n:holds: gloo\n```\n```{claim} dust\n:holds: any backend\n```\n")
+    assert house.record("part", "--claims", "nccl")[0] == 0
+    assert house.edition("part").labs().keys() == {"one"}
+    status, said = house.record("part", "--claims", "star", "dust", "sun")
+    assert (status, "two failed" in said) == (1, True), said
+    assert house.edition("part").labs().keys() == {"one", "two"}
+    assert house.edition("part").results().keys() == {"sun"}
+    found = results_of(house.edition("part"), house.root)
+    assert {claim: kept["outcome"] for claim, kept in found.items()} == {
+        "star": "passed",
+        "comet": "passed",
+        "dust": "failed",
+        "sun": "passed",
+    }
+    assert found["dust"]["why"] == "AssertionError: it broke"
+    assert found["star"]["test"] == "gallery/short/plot_one.py::lab"
 
 
 def test_labs_are_recorded_beside_tests_that_are_broken_and_the_budget_is_not_blamed(house):

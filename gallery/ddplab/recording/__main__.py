@@ -33,10 +33,11 @@ from typing import Any, NoReturn
 from ..runtime import shared_gpu
 from ..runtime.ranks import LAUNCH_LIMIT
 from . import plan, reach
-from .claims import Claims, about_nccl, tests_of
+from .claims import Claims, about_nccl
 from .edition import DamagedError, Edition
+from .items import Item, labs_of, proofs_of
 from .keys import names_a_clock
-from .labs import Labs, is_recorded
+from .labs import Labs
 from .machine import grouped, hardware, is_good_for, machine, processor
 from .reach import KIT
 from .script import lab_id
@@ -66,7 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
             edition.drop_all_but(scripts, (ROOT / "tests" / "claims").glob("test_*.py"))
         labs = plan.in_order({name: scripts[name] for name in options.labs}, times.on_cpu)
         with reach.unchanged():
-            todo = [name for name in labs if options.fresh or not is_recorded(edition, name, labs[name], here)]
+            todo = [name for name in labs if options.fresh or not Item(labs[name]).is_recorded(edition, here)]
+            if options.under_nccl:
+                todo = [name for name in todo if name not in times.on_cpu]
         margin_s = min(20.0, options.budget / 10)  # to end what runs, and to write
         deadline_s = began_s + options.budget - margin_s
         limit_s = [min(options.limit or most, options.budget * 0.8) for most in (LAB_LIMIT_S, TEST_LIMIT_S)]
@@ -144,7 +147,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options.budget = options.budget or float("inf")
     if options.launch_limit:
         os.environ[LAUNCH_LIMIT] = str(options.launch_limit)
-    options.scripts = {lab_id(script): script for script in (ROOT / "gallery").glob("*/plot_*.py")}
+    options.scripts = {lab_id(lab.path): lab.path for lab in labs_of(ROOT)}
     options.whole = not (options.labs or options.claims)
     if options.labs == ["timed"]:
         options.labs = [name for name, script in options.scripts.items() if names_a_clock(script)]
@@ -153,17 +156,21 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         refuse("--claims and --no-claims: give one of them")
     try:
         shared_gpu.is_asked()
-        all_claims = {claim for test in tests_of(ROOT) for claim in test.claims} if options.claims else set()
+        proofs = {claim: item for item in proofs_of(ROOT) for claim in item.claims} if options.claims else {}
         if "nccl" in (options.claims or ()):
-            options.claims = [name for name in options.claims if name != "nccl"] + sorted(about_nccl(ROOT) & all_claims)
+            options.claims = [name for name in options.claims if name != "nccl"] + sorted(
+                about_nccl(ROOT) & proofs.keys()
+            )
     except ValueError as error:
         refuse(str(error))
-    for kind, asked, known in (("lab", options.labs, options.scripts), ("claim", options.claims, all_claims)):
+    for kind, asked, known in (("lab", options.labs, options.scripts), ("claim", options.claims, proofs)):
         if unknown := [name for name in asked or () if name not in known]:
             refuse(f"there is no {kind} {', '.join(map(repr, unknown))}; see {_WHERE[kind]}")
     if options.no_claims or (options.labs and not options.claims):
         options.claims = []
     options.labs = list(options.scripts) if options.whole else options.labs or []
+    by_lab = [lab_id(proofs[claim].path) for claim in options.claims or () if not proofs[claim].name]
+    options.labs += [lab for lab in dict.fromkeys(by_lab) if lab not in options.labs]
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
         refuse(f"modules are missing; install them with: {sys.executable} -m pip install {' '.join(missing)}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .edition import Edition
+from .items import results_of
 from .machine import grouped
 
 State = Literal["passed", "failed", "not shown", "missing"]
@@ -80,7 +81,7 @@ def compare(a: Edition, b: Edition) -> Comparison:
     Raises:
         DamagedError: a file of one of them is damaged or missing.
     """
-    labs, claims = (a.labs(), b.labs()), (a.results(), b.results())
+    labs, claims = (a.labs(), b.labs()), (results_of(a), results_of(b))
     results = list(_results("lab", *labs)) + list(_results("claim", *claims))
     both = [(name, labs[0][name], labs[1][name]) for name in sorted(labs[0].keys() & labs[1].keys())]
     values = [value for name, one, other in both for value in _values(name, one, other)]

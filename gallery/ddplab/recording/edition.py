@@ -94,6 +94,14 @@ class Edition:
             found |= read_results(path)
         return found
 
+    def results_of(self, test_file: Path) -> dict[str, dict[str, Any]]:
+        """The results of the claims that a test file shows, each with the machine that it ran on.
+
+        Raises:
+            DamagedError: the file is not one of results.
+        """
+        return read_results(self.claims_file(test_file))
+
     def write_lab(self, lab: str, kept: dict[str, Any], figures: dict[str, str]) -> None:
         """Replace what the edition has of a lab; ``figures`` maps file names to SVG."""
         path = self.lab_file(lab)

@@ -109,7 +109,11 @@ class ListClaims(ClaimTransform):
         stale = " · stale: the test changed since" if result.stale else ""
         shown = part("td", nodes.Text(f"{mark}\N{NO-BREAK SPACE}{about}{stale} "))
         if proof and has_folds(self.app.builder):
-            shown += part("a", nodes.Text("test"), href=test_uri(self.app.builder, self.env.docname, proof))
+            shown += part(
+                "a",
+                nodes.Text("lab" if proof.lab else "test"),
+                href=test_uri(self.app.builder, self.env.docname, proof),
+            )
         if result.failed:
             said_of = nodes.literal_block(result.failed, result.failed, language="none", classes=["claim-failed"])
             statement += [nodes.paragraph("", f"Does not hold here: {result.where}{stale}."), said_of]
