@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddplab.labs.machines import NamespaceError, Nodes
-from ddplab.runtime.needs import NotShownHere
 from tools import PATIENCE_S, built, missing, need
 
 if TYPE_CHECKING:
@@ -58,16 +57,6 @@ def pytest_runtest_setup(item: pytest.Item):
         if first != item.nodeid:
             pytest.skip(f"what it stands on failed in {first}")
         raise
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item):
-    """What needs more than is here is not shown here, which is not a failure."""
-    try:
-        return (yield)
-    except NotShownHere as reason:
-        item.user_properties.append(("why", str(reason)))
-        pytest.skip(f"not shown here: {reason}")
 
 
 @pytest.fixture(scope="session")

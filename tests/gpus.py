@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddplab.recording.claims import tests_of
 from ddplab.recording.edition import Edition
+from ddplab.recording.items import tests_of
 from ddplab.recording.script import lab_id
 
 ROOT = Path(__file__).parents[1]

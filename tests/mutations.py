@@ -6,14 +6,13 @@
 
 A mutation is a table of `tests/claims/mutations/*.toml`: `claim`, `replace` (text that stands once in the file),
 `with`, and, where it is useful, `about` (what it breaks) and `file` (a lab or the kit, such as
-"gallery/ddplab/checkpoint.py"; without it, the file of the claim's test). A mutation of a test's own file is cheap; for
-another file the repository is copied and pytest starts anew.
+"gallery/ddplab/checkpoint.py"; without it, the file of the claim's test, or the lab that proves it). A mutation of that
+file is cheap; for another file the repository is copied and pytest starts anew.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import shutil
 import subprocess
@@ -21,12 +20,12 @@ import sys
 import tempfile
 import tomllib
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddplab.errors import BadInput
-from ddplab.recording.proved import tests_in
+from ddplab.recording.items import proofs_of
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = ROOT / "tests" / "claims"
@@ -38,7 +37,7 @@ class Mutation:
     """One change of one file, and the test that must notice it."""
 
     claim: str
-    test: str  # the function that proves the claim
+    test: str  # the function that proves the claim, or "lab"
     test_file: Path
     file: Path  # relative to the repository
     old: str
@@ -61,12 +60,7 @@ def read() -> list[Mutation]:
     Raises:
         BadInput: one names no claim that has a test, or text that does not stand once in its file.
     """
-    proofs = {
-        claim: (path, node.name)
-        for path in CLAIMS.glob("test_*.py")
-        for node, claims in _tests(path)
-        for claim in claims
-    }
+    proofs = {claim: (item.path, item.name or "lab") for item in proofs_of(ROOT) for claim in item.claims}
     return [
         _mutation(table, path, proofs)
         for path in sorted((CLAIMS / "mutations").glob("*.toml"))
@@ -74,14 +68,10 @@ def read() -> list[Mutation]:
     ]
 
 
-def _tests(path: Path) -> Iterator[tuple[ast.FunctionDef, tuple[str, ...]]]:
-    return tests_in(ast.parse(path.read_text(encoding="utf-8")))
-
-
 def _mutation(table: dict[str, str], path: Path, proofs: dict[str, tuple[Path, str]]) -> Mutation:
     claim, where = table["claim"], f"{path.name}: {table['claim']}"
     if claim not in proofs:
-        raise BadInput(f"{where}: no test proves this claim")
+        raise BadInput(f"{where}: no test and no lab proves this claim")
     test_file, test = proofs[claim]
     file = Path(table.get("file", test_file.relative_to(ROOT)))
     count = (ROOT / file).read_text(encoding="utf-8").count(table["replace"])
@@ -103,16 +93,22 @@ def outcomes(mutations: Iterable[Mutation], workers: int = 2) -> list[tuple[Muta
 
 
 def _together(mutations: list[Mutation], folder: Path, workers: int) -> list[tuple[str, str]]:
-    """All in one pytest: a mutated copy of the test's file for each, outside the repository."""
+    """All in one pytest: a mutated copy of the file for each, outside the repository, a lab's among its neighbors."""
     if not mutations:
         return []
     (folder / "tests").mkdir(parents=True)
     (folder / "tests" / "conftest.py").symlink_to(ROOT / "tests" / "conftest.py")
     names = []
     for number, mutation in enumerate(mutations):
-        copy = folder / "tests" / f"{mutation.test_file.stem}_{number}.py"
+        place = mutation.file.parent if mutation.test == "lab" else Path("tests")
+        copy = folder / place / f"{mutation.test_file.stem}_{number}.py"
+        copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(mutation.mutated(), encoding="utf-8")
-        names.append(f"tests/{copy.name}::{mutation.test}")
+        names.append(f"{place}/{copy.name}::{mutation.test}")
+    for copied in {*folder.glob("gallery/*"), *folder.glob("gallery")}:
+        for path in (ROOT / copied.relative_to(folder)).iterdir():
+            if not (copied / path.name).exists():
+                (copied / path.name).symlink_to(path)
     paths = f"pythonpath={ROOT / 'tests'} {ROOT / 'handbook'} {CLAIMS}"
     report = _pytest(
         names, folder, ["-n", str(workers), "-c", str(ROOT / "pyproject.toml"), f"--rootdir={folder}", "-o", paths]

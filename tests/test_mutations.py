@@ -17,3 +17,17 @@ def test_a_mutation_of_each_file_of_claims_is_caught():
     survived = {m.claim: (outcome, why) for m, outcome, why in mutations.outcomes(cheap) if outcome != "caught"}
     assert cheap
     assert not survived
+
+
+def test_a_mutation_of_a_lab_that_proves_a_claim_runs_the_lab():
+    """Beside its neighbors, outside of the repository; one that changes nothing survives."""
+    lab = mutations.ROOT / "gallery/internals/plot_17_real_gpu_streams.py"
+    line = next(line for line in lab.read_text().splitlines() if line.startswith(("import ", "from ")))
+    made = [
+        mutations.Mutation("gpu-nccl-kernels-in-a-row", "lab", lab, lab.relative_to(mutations.ROOT), line, new, "")
+        for new in (f"{line}\nassert False", f"{line}  # the same")
+    ]
+    assert [(outcome, why) for _, outcome, why in mutations.outcomes(made)] == [
+        ("caught", "AssertionError"),
+        ("survived", ""),
+    ]

@@ -10,6 +10,7 @@ A resume is exact only if everything that the next steps read was restored.
 A missing entry shows where it is first read: in the loss, after an update, or only in the evaluation.
 
 :Level: core, 20 minutes
+:Proves: ckpt-leave-one-out ckpt-first-loss-proves-little ckpt-rng-of-each-rank
 """
 
 # %%

@@ -10,6 +10,7 @@ DCP stores a tensor's name and shape, and which piece of it lies in which file.
 A reader asks for the pieces that it needs, so names have to agree and world sizes do not.
 
 :Level: deep, 20 minutes
+:Proves: ckpt-dcp-reshards ckpt-dcp-to-one-file
 """
 
 # %%

@@ -10,6 +10,7 @@ A plain barrier knows that somebody is missing; a monitored one has rank 0 ask e
 So the names are in rank 0's log, and rank 0 has to be there.
 
 :Level: core, 10 minutes
+:Proves: tool-monitored-barrier
 """
 
 # %%

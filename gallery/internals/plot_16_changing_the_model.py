@@ -10,6 +10,7 @@ DDP puts its hooks on the parameters that it finds in the constructor, and does 
 Keep in mind: after you change which parameters there are, or what they are, wrap again.
 
 :Level: deep, 20 minutes
+:Proves: changes-after-wrapping wrap-again-after-a-change
 """
 
 # %%

@@ -8,6 +8,7 @@ It serves :ref:`gpu-host-ahead` and :ref:`gpu-streams`.
 The traces are the public ones of :doc:`/labs/performance/plot_04_real_gpu_trace`; nothing was run for this page.
 
 :Level: evidence, 8 minutes
+:Proves: gpu-nccl-kernels-in-a-row
 """
 
 # %%

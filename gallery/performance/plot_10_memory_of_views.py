@@ -10,6 +10,7 @@ By default each gradient exists twice, in ``.grad`` and in its bucket; with view
 Count storages, not tensors: with views only the gradient just computed has a second one.
 
 :Level: core, 15 minutes
+:Proves: perf-views-peak perf-views-overwrite
 """
 
 # %%

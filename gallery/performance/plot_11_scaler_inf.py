@@ -10,6 +10,7 @@ A scaler decides from the gradients of its own rank.
 While these are the average, all ranks decide alike; what changes a gradient after the sync breaks that.
 
 :Level: deep, 20 minutes
+:Proves: perf-inf-before-the-sync perf-inf-behind-the-sync perf-clip-behind-unscale
 """
 
 # %%

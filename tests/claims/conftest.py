@@ -20,8 +20,11 @@ from pathlib import Path
 import pytest
 
 from ddplab.recording.child import Channel
-from ddplab.recording.claims import Test, expected_s, is_recorded, write_result
+from ddplab.recording.claims import expected_s, write_result
+from ddplab.recording.edition import Edition
+from ddplab.recording.items import Item
 from ddplab.recording.keys import sharing_unless
+from ddplab.recording.machine import machine
 from ddplab.runtime import evidence
 
 HERE = Path(__file__).parent
@@ -43,7 +46,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 raise pytest.UsageError(f"{name} proves {claim!r}, and so does {tests[claim]}; keep one of them")
         item.user_properties += [("claims", claims), ("test", name)]
     if (folder := os.environ.get("DDPLAB_CLAIMS_RESULTS")) and not os.environ.get("DDPLAB_CLAIMS_FRESH"):
-        done = {item for item in ours if is_recorded(Path(folder), _test_of(item.path, dict(item.user_properties)))}
+        edition, here = Edition(Path(folder).parent), machine()
+        done = {item for item in ours if _test_of(item.path, dict(item.user_properties)).is_recorded(edition, here)}
         items[:] = [item for item in items if item not in done]
         config.hook.pytest_deselected(items=list(done))
     cases = Counter(dict(item.user_properties)["test"] for item in items if item in ours)
@@ -51,8 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.user_properties.append(("cases", cases[item.nodeid.split("[")[0]]))
 
 
-def _test_of(path: Path, properties: dict) -> Test:
-    return Test(path, properties["test"].rpartition("::")[2], tuple(properties["claims"]))
+def _test_of(path: Path, properties: dict) -> Item:
+    return Item(path, properties["test"].rpartition("::")[2], tuple(properties["claims"]))
 
 
 _DEADLINE_S = float(os.environ.get("DDPLAB_CLAIMS_DEADLINE", "inf"))

@@ -492,9 +492,9 @@ def unknown_claims(asked: Sequence[str]) -> list[str]:
     """Those that no test proves; nothing if a package is missing that `check` will name."""
     if asked in ((), ["nccl"]) or importlib.util.find_spec("cloudpickle") is None:
         return []
-    from ddplab.recording.claims import tests_of
+    from ddplab.recording.items import proofs_of
 
-    known = {claim for test in tests_of(ROOT) for claim in test.claims}
+    known = {claim for proof in proofs_of(ROOT) for claim in proof.claims}
     return [claim for claim in asked if claim not in known]
 
 

@@ -3,6 +3,7 @@
 Each test records a small house of its own, with the real command in a process of its own.
 """
 
+import json
 import os
 import re
 import shutil
@@ -16,10 +17,12 @@ import psutil
 import pytest
 
 from ddplab import launch
+from ddplab.recording import archive, plan
 from ddplab.recording import machine as facts
-from ddplab.recording import plan
 from ddplab.recording.diff import compare
 from ddplab.recording.edition import Edition
+from ddplab.recording.items import results_of
+from ddplab.recording.keys import names_a_clock
 from ddplab.recording.script import lab_id
 from ddplab.runtime import evidence, gpus
 from tools import PATIENCE_S, ended, wait_until
@@ -28,7 +31,9 @@ ROOT = Path(__file__).parents[2]
 LAB = '''"""
 {name}
 ===
-"""
+
+:Level: core, 1 minutes
+{proves}"""
 {before}
 # %%
 from ddplab import record
@@ -101,8 +106,9 @@ class House:
         (root / "pytest.ini").write_text("[pytest]\nmarkers = proves(id): a claim\n")
         (root / "record.py").write_text(RECORD)
 
-    def lab(self, name: str, before: str = "", code: str = "") -> None:
-        (self.root / f"gallery/short/plot_{name}.py").write_text(LAB.format(name=name, before=before, code=code))
+    def lab(self, name: str, before: str = "", code: str = "", proves: str = "") -> None:
+        text = LAB.format(name=name, before=before, code=code, proves=proves and f":Proves: {proves}\n")
+        (self.root / f"gallery/short/plot_{name}.py").write_text(text)
 
     def claim(self, claim: str, code: str = "pass") -> None:
         (self.root / f"tests/claims/test_{claim}.py").write_text(CLAIM.format(claim=claim, code=code))
@@ -330,6 +336,32 @@ def test_claims_of_which_nccl_may_tell_more_are_found_in_the_book(house):
     assert house.edition("now").results().keys() == {"sun", "moon"}
 
 
+def test_a_lab_that_proves_claims_is_recorded_when_they_are_asked_for(house):
+    """Its record is their result, also where it fails."""
+    house.lab("one", proves="star comet")
+    house.lab("two", code="assert False, 'it broke'", proves="dust")
+    house.lab("three")
+    house.claim("sun")
+    book = house.root / "handbook"
+    book.mkdir()
+    (book / "page.md").write_text("```{claim} comet\n:holds: gloo\n```\n```{claim} dust\n:holds: any backend\n```\n")
+    assert house.record("part", "--claims", "nccl")[0] == 0
+    assert house.edition("part").labs().keys() == {"one"}
+    status, said = house.record("part", "--claims", "star", "dust", "sun")
+    assert (status, "two failed" in said) == (1, True), said
+    assert house.edition("part").labs().keys() == {"one", "two"}
+    assert house.edition("part").results().keys() == {"sun"}
+    found = results_of(house.edition("part"), house.root)
+    assert {claim: kept["outcome"] for claim, kept in found.items()} == {
+        "star": "passed",
+        "comet": "passed",
+        "dust": "failed",
+        "sun": "passed",
+    }
+    assert found["dust"]["why"] == "AssertionError: it broke"
+    assert found["star"]["test"] == "gallery/short/plot_one.py::lab"
+
+
 def test_labs_are_recorded_beside_tests_that_are_broken_and_the_budget_is_not_blamed(house):
     """A test that is not Python stops no lab; a conftest that fails is why nothing ran, not the time."""
     house.lab("one")
@@ -540,15 +572,63 @@ def test_an_nvidia_smi_that_fails_or_hangs_is_no_obstacle(two_gpus, monkeypatch,
 
 def test_another_clock_processor_or_python_beside_the_same_gpus_is_the_same_machine():
     gpu = {**facts.machine(), "gpus": ["H200"], "driver": "580.1"}
-    assert facts.same_machine(gpu, {**gpu, "cpu": "another", "cores": 64, "python": "3.12.1"})
-    assert facts.same_machine({**gpu, "driver": "580.159.03"}, {**gpu, "driver": "580.159.04"}), "a patch of the driver"
+    assert not facts.differences(gpu, {**gpu, "cpu": "another", "cores": 64, "python": "3.12.1"})
+    assert not facts.differences({**gpu, "driver": "580.159.03"}, {**gpu, "driver": "580.159.04"}), "the driver's patch"
     for fact, value in [("gpus", ["H200"] * 2), ("driver", "550"), ("torch", "2.11.0+cu130"), ("nccl", "2.30")]:
-        assert not facts.same_machine(gpu, {**gpu, fact: value}), fact
-    without = {**facts.machine(), "gpus": []}
-    assert not facts.same_machine(without, {**without, "cpu": "another"})
+        assert facts.differences(gpu, {**gpu, fact: value}) == [fact]
 
 
-def test_the_default_edition_is_of_one_machine_by_the_facts_that_matter():
-    edition = Edition(ROOT / "gallery/editions/cpu-gloo")
-    machines = [kept["machine"] for kept in edition.labs().values()]
-    assert all(facts.same_machine(machines[0], one) for one in machines)
+def moved(house, name: str, **facts: object) -> None:
+    """Make all that an edition has one that another machine recorded."""
+    for path in house.edition(name).folder.glob("*/*.json"):
+        kept = json.loads(path.read_text())
+        for result in kept.get("results", {}).values():
+            result.pop("machine", None)
+        path.write_text(json.dumps({**kept, "machine": kept["machine"] | facts}))
+
+
+def test_what_another_processor_recorded_counts_but_for_times(house, tmp_path):
+    """A contributor adds to an edition: what measures time is told about, all else is added, and nothing is lost."""
+    house.lab("plain")
+    house.lab("timed", code="import time; time.perf_counter()")
+    house.claim("sun")
+    house.claim("clock", code="time.monotonic()")
+    assert house.record("mine")[0] == 0
+    moved(house, "mine", cpu="Another", cores=64)
+    said = house.record("mine", "--plan", "--labs", "plain", "--claims", "sun", "sun-too")[1]
+    assert "0 of 1 lab and 0 tests" in said
+    house.lab("new", code="import time; time.perf_counter()")
+    (house.root / "tests/claims/test_sun.py").open("a").write("\n\n@proves('late')\ndef test_late():\n    pass\n")
+    status, said = house.record("mine", "--labs", "new", "--claims", "late")
+    assert status == 1
+    assert "new: what measures time is comparable on one processor only" in said
+    assert "and 1 lab of mine measured on Another, 64 cores" in said
+    assert "the edition is inconsistent: 1 labs measured time on " in said
+    edition, here = house.edition("mine"), facts.machine()
+    assert {name for name, kept in edition.labs().items() if kept["machine"]["cpu"] == "Another"} == {"plain", "timed"}
+    there = {claim: kept["machine"]["cpu"] for claim, kept in edition.results().items()}
+    assert (there.pop("late"), {*there.values()}) == (here["cpu"], {"Another"})
+    assert len(there) == 6
+    manifest = json.loads((edition.folder / "manifest.json").read_text())
+    assert manifest["machine"]["cpu"] == "Another"
+    assert manifest["also"] == [{"machine": here, "records": 2}]
+    carried, _ = archive.unpack(archive.pack(edition, tmp_path / "out"), tmp_path / "there")
+    assert carried.results() == edition.results()
+    assert compare(edition, carried).results == []
+    status, said = house.record("mine", "--labs", "timed")
+    assert (status, "comparable" in said) == (0, False), said
+    assert {name for name, kept in edition.labs().items() if kept["machine"] == here} == {"timed", "new"}
+    status, said = house.record("mine")
+    assert (status, "recorded in" in said) == (0, True), said
+    moved(house, "mine", torch="2.11.0+cpu")
+    assert "3 of 3 labs and 5 tests" in house.record("mine", "--plan")[1]
+
+
+def test_all_times_of_the_default_edition_are_of_one_processor_and_all_else_of_one_torch():
+    edition, found = Edition(ROOT / "gallery/editions/cpu-gloo"), {*plan.EMULATED}
+    machines = {name: kept["machine"] for name, kept in (edition.labs() | edition.results()).items()}
+    first = machines[min(found)]
+    assert {fact for one in machines.values() for fact in facts.differences(first, one)} <= {"cpu", "cores"}
+    timed = {name for name in LABS.keys() & machines if names_a_clock(LABS[name])}
+    assert found < timed
+    assert {facts.processor(machines[name]) for name in timed} == {facts.processor(first)}

@@ -76,7 +76,8 @@ class Passes:
     @staticmethod
     def place(file: str) -> Path:
         """Where they are kept."""
-        return FOLDER / Path(file).relative_to("tests").with_suffix(".json")
+        path = Path(file)  # a lab that proves claims stands in the gallery
+        return FOLDER / (path.relative_to("tests") if path.is_relative_to("tests") else path).with_suffix(".json")
 
     def hold(self, test: str, code: str) -> bool:
         """Whether the test passed with what stands here, ``code`` being the hash of its code."""

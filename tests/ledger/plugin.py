@@ -160,7 +160,7 @@ class Chooser:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item):
         """Tell the process that writes."""
-        used = item._request._fixture_defs.values()  # type: ignore[attr-defined]
+        used = item._request._fixture_defs.values() if isinstance(item, pytest.Function) else ()
         try:
             return (yield)
         finally:
@@ -225,8 +225,9 @@ class Keeper:
         for file, tests in files.items():
             self._write(file, tests)
         all_ran = self.mode == "anew" and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        for path in FOLDER.rglob("test_*.json"):
-            file = ROOT / "tests" / path.relative_to(FOLDER).with_suffix(".py")
+        for path in (path for path in FOLDER.rglob("*.json") if path != ABOUT):
+            file = path.relative_to(FOLDER).with_suffix(".py")
+            file = ROOT / file if file.parts[0] == "gallery" else ROOT / "tests" / file
             if not file.exists() or (all_ran and file.relative_to(ROOT).as_posix() not in files):
                 path.unlink()
         if all_ran:  # what failed has no pass, so that it runs again, here and in CI
@@ -279,8 +280,10 @@ class Keeper:
 # -- what a test depends on -------------------------------------------------------------------------
 
 
-def _code(item: pytest.Function) -> str:
+def _code(item: pytest.Item) -> str:
     """The hash of a test's code: its function and fixtures, the hooks above it, and the versions of what they use."""
+    if not isinstance(item, pytest.Function):  # a lab
+        return _code_of(frozenset({(item.path, reach.ALL)}))
     starts = {(item.path, item.function.__name__)}
     for folder in (one for one in item.path.parents if one.is_relative_to(TESTS)):
         if (above := folder / "conftest.py").is_file():

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from _ext.evidence.proofs import read_proofs
-from ddplab.recording import claims as recorded
-from ddplab.recording.keys import claim_key
+from ddplab.recording import items as recorded
+from ddplab.recording.keys import claim_key, lab_key
 from tiny_book import LAUNCH, Built, TinyBook
 
 TESTS = """
@@ -70,6 +70,17 @@ PASSED = {
 }
 
 
+SHOWS = '''"""
+Shows
+=====
+
+Does it?
+
+:Level: core, 5 minutes
+:Proves: by-lab by-lab-too
+"""
+assert True
+'''
 NCCL = {**LAUNCH, "backend": "nccl", "gpu": "H200", "gpus": 1, "nccl": "2.28.9"}
 
 
@@ -111,8 +122,23 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> TinyBook:
     """A claim for each case, each with its test and what two editions have of it."""
     made = small(tmp_path_factory.mktemp("cases"))
     scoped = "".join(stated(name, options) for name, options in SCOPED.items())
-    made.chapters(first=FIRST, second=SECOND, scoped=scoped, others="".join(map(stated, OTHERS)), claims=LIST)
+    made.chapters(
+        first=FIRST,
+        second=SECOND,
+        scoped=scoped,
+        others="".join(map(stated, [*OTHERS, "by-lab", "by-lab-too"])),
+        claims=LIST,
+    )
     made.write("tests/claims/test_more.py", proved(*SCOPED, *OTHERS))
+    made.write("gallery/short/plot_01_shows.py", SHOWS)
+    ran = {
+        "key": lab_key(made.root / "gallery/short/plot_01_shows.py"),
+        "blocks": [],
+        "values": {},
+        "launches": [LAUNCH],
+    }
+    ran = {**PASSED, "machine": {"cpu": "Some CPU", "cores": 2}, **ran}
+    made.write("gallery/editions/base/labs/shows.json", json.dumps(ran))
     record(made, *SUMS)
     record(made, *SCOPED)
     shared = {**NCCL, "shared": "NCCL_HOSTID"}
@@ -154,6 +180,15 @@ def test_a_tick_opens_a_panel_that_says_where_the_claim_was_shown(built: Built) 
     test, claims = see.select("a")
     assert test["href"] == "_claims/test_sums.html#test_sum"
     assert claims["href"] == "claims.html#proof-sum-is-two"
+
+
+def test_a_claim_that_a_lab_proves_has_the_record_of_the_lab_and_leads_to_its_page(built: Built) -> None:
+    for claim in ("by-lab", "by-lab-too"):
+        assert tick(built, claim, "others")["title"] == "shown by a lab"
+        shown, see = built.page("others").select(f"#shown-{claim} p")
+        assert shown.get_text() == "Shown 2 ranks · gloo · Some CPU, 2 cores · torch 2.13.0 · 2026-11-21 · edition base"
+        assert (see.a["href"], see.a.get_text()) == ("labs/short/plot_01_shows.html", "the lab shows")
+        assert entry(built, claim).endswith("✓ 2 ranks · gloo lab")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import BadInput
 from ..recording import archive, diff
 from ..recording.edition import DamagedError, Edition, read_json
+from ..recording.items import results_of
 from . import print_json
 from .text import table
 
@@ -84,7 +85,7 @@ def _list(options: argparse.Namespace) -> int:
             "recorded": manifest["dates"][-1][:10],
             "labs": manifest["labs"],
             "failed labs": len(manifest["failed"]),
-            "claims": len(Edition(path.parent).results()),
+            "claims": len(results_of(Edition(path.parent))),
         }
     if options.json:
         print_json({"editions": found})

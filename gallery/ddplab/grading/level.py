@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import BadInput
 
 _LINE = re.compile(r":Level: (core|deep|evidence), (\d+) minutes")
+_PROVES = re.compile(r"\n:Proves:.*\Z", re.DOTALL)  # the claims that a lab proves stand below its level
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def split_level(docstring: str, path: Path) -> tuple[str, Level]:
     Raises:
         BadInput: it does not end so.
     """
-    text, _, last = docstring.rstrip().rpartition("\n")
+    text, _, last = _PROVES.sub("", docstring.rstrip()).rpartition("\n")
     if found := _LINE.fullmatch(last.strip()):
         return text.rstrip(), Level(found[1], int(found[2]))
     raise BadInput(

@@ -5,10 +5,12 @@
     python -m ddplab.recording h200 --plan                what is left, in which order, and how long it may take
     python -m ddplab.recording here --labs bucket-xray --into _build/editions
     python -m ddplab.recording h200 --claims nccl         those that a run on NCCL would tell more of
+    python -m ddplab.recording h200 --labs timed          those that measure time
 
 A lab or a claim that fails, hangs or crashes is recorded as failed, and the next one runs. What is recorded of this
-machine, this torch and this code is not run again, unless it failed. With DDPLAB_SHARE_GPU=1 ranks share a GPU under
-NCCL where there are too few, but in what reads a clock. Neither git nor make is needed: DDPLAB_COMMIT names the commit.
+code, this torch and these GPUs is not run again, unless it failed, or measures time and ran on another processor. With
+DDPLAB_SHARE_GPU=1 ranks share a GPU under NCCL where there are too few, but in what reads a clock. Neither git nor make
+is needed: DDPLAB_COMMIT names the commit.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import itertools
 import os
@@ -29,11 +32,13 @@ from typing import Any, NoReturn
 
 from ..runtime import shared_gpu
 from ..runtime.ranks import LAUNCH_LIMIT
-from . import plan
-from .claims import Claims, about_nccl, tests_of
+from . import plan, reach
+from .claims import Claims, about_nccl
 from .edition import DamagedError, Edition
-from .labs import Labs, is_recorded
-from .machine import hardware, machine
+from .items import Item, labs_of, proofs_of
+from .keys import names_a_clock
+from .labs import Labs
+from .machine import grouped, hardware, is_good_for, machine, processor
 from .reach import KIT
 from .script import lab_id
 
@@ -49,6 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     edition = Edition(options.into / options.name)
     scripts = options.scripts
+
+    @functools.cache
+    def timed(lab: str) -> bool:
+        return lab in scripts and names_a_clock(scripts[lab])
+
     try:
         here, more = machine(), hardware()
         at_once = plan.at_once(more)
@@ -56,13 +66,19 @@ def main(arguments: list[str] | None = None) -> int:
         if options.whole and not options.plan:
             edition.drop_all_but(scripts, (ROOT / "tests" / "claims").glob("test_*.py"))
         labs = plan.in_order({name: scripts[name] for name in options.labs}, times.on_cpu)
-        todo = [name for name in labs if options.fresh or not is_recorded(edition, name, labs[name], here)]
+        with reach.unchanged():
+            todo = [name for name in labs if options.fresh or not Item(labs[name]).is_recorded(edition, here)]
+            if options.under_nccl:
+                todo = [name for name in todo if name not in times.on_cpu]
         margin_s = min(20.0, options.budget / 10)  # to end what runs, and to write
         deadline_s = began_s + options.budget - margin_s
         limit_s = [min(options.limit or most, options.budget * 0.8) for most in (LAB_LIMIT_S, TEST_LIMIT_S)]
         claims = Claims(ROOT, edition, times, at_once, limit_s[1], deadline_s, options.fresh, options.claims)
-        tests = [test for test in claims.left() if not (options.under_nccl and test.id in times.on_cpu)]
+        with reach.unchanged():
+            tests = [test for test in claims.left() if not (options.under_nccl and test.id in times.on_cpu)]
         print(_outlook(todo, len(labs), tests, claims, times, here), flush=True)
+        if beside := _measured_elsewhere(edition, todo, here, timed):
+            print(beside, file=sys.stderr)
         if options.plan:
             seconds = {name: times.lab(name) for name in todo} | {test.id: times.test(test.id) for test in tests}
             print("\n".join(f"{took:6.0f} s  {name}" for name, took in seconds.items()))
@@ -70,13 +86,13 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             failed, labs_left = record_labs(edition, {name: labs[name] for name in todo}, times, limit_s[0], deadline_s)
         finally:  # also of a part: it can be rendered and carried
-            problems = edition.write_manifest(more)
+            problems = edition.write_manifest(more, timed)
         tests_left = len(tests)
         if tests and not labs_left:
             try:
                 claims_failed, tests_left = claims.record(tests, _say)
             finally:
-                problems = edition.write_manifest(more)
+                problems = edition.write_manifest(more, timed)
             failed += claims_failed
     except (DamagedError, ValueError) as error:
         print(error, file=sys.stderr)
@@ -109,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m ddplab.recording", description="Record an edition of the book.")
     parser.add_argument("name", help="of the edition: small letters, digits and hyphens")
-    parser.add_argument("--labs", nargs="+", metavar="ID", help="these labs, and claims only if they are named too")
+    parser.add_argument("--labs", nargs="+", metavar="ID", help="these labs, or timed; claims only if named, too")
     parser.add_argument("--claims", nargs="+", metavar="ID", help="these claims, or nccl for all that NCCL may change")
     parser.add_argument("--no-claims", action="store_true", help="labs only")
     parser.add_argument("--fresh", action="store_true", help="run also what is recorded already")
@@ -131,24 +147,30 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options.budget = options.budget or float("inf")
     if options.launch_limit:
         os.environ[LAUNCH_LIMIT] = str(options.launch_limit)
-    options.scripts = {lab_id(script): script for script in (ROOT / "gallery").glob("*/plot_*.py")}
+    options.scripts = {lab_id(lab.path): lab.path for lab in labs_of(ROOT)}
     options.whole = not (options.labs or options.claims)
+    if options.labs == ["timed"]:
+        options.labs = [name for name, script in options.scripts.items() if names_a_clock(script)]
     options.under_nccl = options.claims == ["nccl"]
     if options.claims and options.no_claims:
         refuse("--claims and --no-claims: give one of them")
     try:
         shared_gpu.is_asked()
-        all_claims = {claim for test in tests_of(ROOT) for claim in test.claims} if options.claims else set()
+        proofs = {claim: item for item in proofs_of(ROOT) for claim in item.claims} if options.claims else {}
         if "nccl" in (options.claims or ()):
-            options.claims = [name for name in options.claims if name != "nccl"] + sorted(about_nccl(ROOT) & all_claims)
+            options.claims = [name for name in options.claims if name != "nccl"] + sorted(
+                about_nccl(ROOT) & proofs.keys()
+            )
     except ValueError as error:
         refuse(str(error))
-    for kind, asked, known in (("lab", options.labs, options.scripts), ("claim", options.claims, all_claims)):
+    for kind, asked, known in (("lab", options.labs, options.scripts), ("claim", options.claims, proofs)):
         if unknown := [name for name in asked or () if name not in known]:
             refuse(f"there is no {kind} {', '.join(map(repr, unknown))}; see {_WHERE[kind]}")
     if options.no_claims or (options.labs and not options.claims):
         options.claims = []
     options.labs = list(options.scripts) if options.whole else options.labs or []
+    by_lab = [lab_id(proofs[claim].path) for claim in options.claims or () if not proofs[claim].name]
+    options.labs += [lab for lab in dict.fromkeys(by_lab) if lab not in options.labs]
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
         refuse(f"modules are missing; install them with: {sys.executable} -m pip install {' '.join(missing)}")
@@ -171,6 +193,22 @@ def _outlook(
     source = f"from the seconds of {', '.join(times.sources)}" if times.sources else "of labs that no edition has"
     cuda = f", and {plan.CUDA_START_S:g} s of CUDA start for each launch recorded without a GPU" if here["gpus"] else ""
     return f"{left}; estimate: {takes} ({source}{cuda}; claims {claims.at_once} at a time)"
+
+
+def _measured_elsewhere(edition: Edition, todo: list[str], here: dict[str, Any], timed: Callable[[str], bool]) -> str:
+    """What it means that labs which measure time will be of two processors, and what to do; empty if they will not."""
+    kept = {name: lab for name, lab in edition.labs().items() if name not in todo}
+    groups = grouped({name: lab for name, lab in kept.items() if not is_good_for(lab["machine"], here, lambda: True)})
+    there = {name for _, names in groups for name in names if timed(name)}
+    new = [name for name in todo if timed(name)] if there else []
+    if not new:
+        return ""
+    return (
+        f"{', '.join(new)}: what measures time is comparable on one processor only; here it is {processor(here)}, and "
+        f"{_count(len(there), 'lab')} of {edition.name} measured on {processor(groups[0][0])}. Keep these for a look; "
+        f"to land them, record all labs that measure time here: make edition NAME={edition.name} LABS=timed, or record "
+        "an edition of your own under another NAME"
+    )
 
 
 def record_labs(

@@ -14,70 +14,23 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runtime.evidence import write_json
 from .child import Child
-from .edition import Edition, read_json
-from .keys import claim_key, names_a_clock
-from .machine import differences, machine, same_machine
+from .edition import Edition, read_results, write_results
+from .items import Item, proofs_of, tests_of
+from .machine import machine
 from .plan import Times, shares
-from .proved import tests_in
 
 _GRACE_S = 5.0  # beyond the deadline, for a test that ignores its alarm
 
 
-@dataclass(frozen=True)
-class Test:
-    """A test function and the claims that it proves."""
-
-    path: Path
-    name: str
-    claims: tuple[str, ...]
-
-    @property
-    def id(self) -> str:
-        """Its name for pytest and in results."""
-        return f"tests/claims/{self.path.name}::{self.name}"
-
-    def names_a_clock(self, *, imports: bool = True) -> bool:
-        """Whether the test or a lab that it runs names a clock; or, with ``imports``, what one of them imports."""
-        return names_a_clock(self.path, self.name, imports=imports)
-
-
-def tests_of(root: Path) -> Iterator[Test]:
-    """Every test of a claim, found without importing it.
-
-    Raises:
-        ValueError: a file is not Python; the message names file and line.
-    """
-    for path in sorted((root / "tests" / "claims").glob("test_*.py")):
-        try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except SyntaxError as error:
-            raise ValueError(f"{path}:{error.lineno}: {error.msg}") from error
-        for node, claims in tests_in(tree):
-            yield Test(path, node.name, claims)
-
-
-def is_recorded(folder: Path, test: Test) -> bool:
-    """Whether a folder of results has those of this test, of this code and machine, and none failed."""
-    path = folder / f"{test.path.stem}.json"
-    if not path.exists():
-        return False
-    kept = read_json(path, "machine", "results")
-    results = [kept["results"].get(claim) for claim in test.claims]
-    return same_machine(kept["machine"], machine()) and all(
-        result and result["outcome"] != "failed" and _is_current(test, result) for result in results
-    )
-
-
 def standing(root: Path) -> dict[str, str]:
-    """The tests that need not run again here, each with the edition whose record of it stands.
+    """The tests and labs of claims that need not run again here, each with the edition whose record of it stands.
 
     A record stands while its key holds, if all of the test passed on this torch, Python and system, with the same
     GPUs. The processor matters only to a test that reads a clock.
@@ -87,41 +40,28 @@ def standing(root: Path) -> dict[str, str]:
         ValueError: a test is not Python; the message names file and line.
     """
     here, found = machine(), dict[str, str]()
-    for test in tests_of(root):
-        for file in sorted((root / "gallery" / "editions").glob(f"*/claims/{test.path.stem}.json")):
-            kept = read_json(file, "machine", "results")
-            results = [kept["results"].get(claim) for claim in test.claims]
-            if _counts_here(kept["machine"], here, test) and all(
-                result and result["outcome"] == "passed" and _is_current(test, result) for result in results
-            ):
-                found[test.id] = file.parents[1].name
+    editions = [Edition(path) for path in sorted((root / "gallery" / "editions").glob("*"))]
+    for item in proofs_of(root):
+        for edition in editions:
+            if all(one and _stands(item, one, here) for one in item.results(edition)):
+                found[item.id] = edition.name
                 break
     return found
 
 
-def _is_current(test: Test, result: dict[str, Any]) -> bool:
-    return bool(result["key"] == claim_key(test.path, test.name, result["read"]))
+def _stands(item: Item, result: dict[str, Any], here: dict[str, Any]) -> bool:
+    same_python = result["machine"]["python"].rpartition(".")[0] == here["python"].rpartition(".")[0]
+    return result["outcome"] == "passed" and same_python and item.holds(result, here)
 
 
-def _counts_here(there: dict[str, Any], here: dict[str, Any], test: Test) -> bool:
-    """Whether a pass on one machine is one on the other: a clock ties it to the processor, all else to software."""
-    other = set(differences(there, here))
-    python, ours = (one["python"].rpartition(".")[0] for one in (there, here))
-    if other - {"cpu", "cores"} or python != ours:
-        return False
-    return not other or not test.names_a_clock()
-
-
-def write_result(folder: Path, test: Test, claim: str, result: dict[str, Any]) -> None:
-    """Put one result into the file of its test's file; those of tests that are gone, or of another machine, go."""
-    path, here = folder / f"{test.path.stem}.json", machine()
+def write_result(folder: Path, test: Item, claim: str, result: dict[str, Any]) -> None:
+    """Put one result into the file of its test's file; those of tests that are gone, go."""
+    path = folder / f"{test.path.stem}.json"
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    result |= {"key": claim_key(test.path, test.name, result["read"]), "date": date}
-    old = read_json(path, "machine", "results") if path.exists() else {"machine": {}}
-    kept = old["results"] if same_machine(old["machine"], here) else {}
+    result |= {"key": test.key(result["read"]), "date": date, "machine": machine()}
     stated = {node.value for node in ast.walk(ast.parse(test.path.read_text())) if isinstance(node, ast.Constant)}
-    results = {one: kept[one] for one in kept if one in stated} | {claim: result}
-    write_json(path, {"machine": here, "results": results})
+    kept = {one: old for one, old in read_results(path).items() if one in stated}
+    write_results(path, kept | {claim: result})
 
 
 @dataclass
@@ -146,18 +86,19 @@ class Claims:
         """Of the results."""
         return (self.edition.folder / "claims").absolute()
 
-    def left(self) -> list[Test]:
+    def left(self) -> list[Item]:
         """The tests that are to run; files of tests are not read where none is wanted."""
         if self.only is not None and not self.only:
             return []
+        here = machine()
         asked = (test for test in tests_of(self.root) if self.only is None or {*test.claims} & {*self.only})
-        return [test for test in asked if self.fresh or not is_recorded(self.folder, test)]
+        return [test for test in asked if self.fresh or not test.is_recorded(self.edition, here)]
 
-    def seconds(self, tests: list[Test]) -> float:
+    def seconds(self, tests: list[Item]) -> float:
         """An estimate for these tests."""
         return max((sum(files.values()) for files in self._dealt(tests)), default=0.0)
 
-    def record(self, tests: list[Test], say: Callable[[str], None]) -> tuple[list[str], int]:
+    def record(self, tests: list[Item], say: Callable[[str], None]) -> tuple[list[str], int]:
         """Run the tests; return the claims that failed, and how many tests are left as the time is up."""
         done: dict[str, str] = {}  # claim -> outcome
 
@@ -180,7 +121,7 @@ class Claims:
         failed = [claim for claim, outcome in done.items() if outcome == "failed"]
         return failed, sum(not all(claim in done for claim in test.claims) for test in tests)
 
-    def _dealt(self, tests: list[Test]) -> list[dict[Path, float]]:
+    def _dealt(self, tests: list[Item]) -> list[dict[Path, float]]:
         files: dict[Path, float] = {}
         for test in tests:
             files[test.path] = files.get(test.path, 0.0) + self.times.test(test.id)
@@ -189,7 +130,7 @@ class Claims:
     def _run(
         self,
         files: list[Path],
-        tests: dict[str, Test],
+        tests: dict[str, Item],
         count: Callable[[dict[str, Any]], None],
         say: Callable[[str], None],
     ) -> None:
@@ -227,7 +168,7 @@ class Claims:
                 write_result(self.folder, tests[running], claim, result)
                 count({"claim": claim, "outcome": "failed"})
 
-    def _start(self, files: list[Path], tests: dict[str, Test], crashed: list[str], output: Any) -> Child | None:
+    def _start(self, files: list[Path], tests: dict[str, Item], crashed: list[str], output: Any) -> Child | None:
         environment = {
             **os.environ,
             "DDPLAB_CLAIMS_RESULTS": str(self.folder),

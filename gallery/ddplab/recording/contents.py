@@ -48,6 +48,7 @@ _SHAPES: dict[str, Any] = {
                 "test": str,
                 "launches": [_LAUNCH],
                 "read": [str],
+                "machine?": {str: object},
                 "why?": str,
                 "failed?": str,
             }

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .edition import Edition
+from .items import results_of
+from .machine import grouped
 
 State = Literal["passed", "failed", "not shown", "missing"]
 
@@ -79,16 +81,14 @@ def compare(a: Edition, b: Edition) -> Comparison:
     Raises:
         DamagedError: a file of one of them is damaged or missing.
     """
-    labs, claims = (a.labs(), b.labs()), (a.results(), b.results())
+    labs, claims = (a.labs(), b.labs()), (results_of(a), results_of(b))
     results = list(_results("lab", *labs)) + list(_results("claim", *claims))
     both = [(name, labs[0][name], labs[1][name]) for name in sorted(labs[0].keys() & labs[1].keys())]
     values = [value for name, one, other in both for value in _values(name, one, other)]
     return Comparison(
         a=a.name,
         b=b.name,
-        facts=_facts(
-            _about(a, *labs[0].values(), *claims[0].values()), _about(b, *labs[1].values(), *claims[1].values())
-        ),
+        facts=_facts(_about(a, labs[0] | claims[0]), _about(b, labs[1] | claims[1])),
         results=[result for result in results if result.a != result.b],
         values=[value for value in values if (value.a, value.unit_a) != (value.b, value.unit_b)],
         outputs=[output for name, one, other in both for output in _outputs(name, one, other)],
@@ -98,12 +98,12 @@ def compare(a: Edition, b: Edition) -> Comparison:
     )
 
 
-def _about(edition: Edition, *kept: dict[str, Any]) -> dict[str, Any]:
-    """The facts of the machine, what the launches used of it, and when it was recorded."""
-    launches = [launch for one in kept for launch in one["launches"]]
-    dates = [one["date"] for one in kept]
+def _about(edition: Edition, kept: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The facts of the machine that recorded most of it, what the launches used of it, and when it was recorded."""
+    launches = [launch for one in kept.values() for launch in one["launches"]]
+    dates = [one["date"] for one in kept.values()]
     return {
-        **(kept[0]["machine"] if kept else {}),
+        **(grouped(kept)[0][0] if kept else {}),
         **edition.hardware(),
         "backends": sorted({launch["backend"] for launch in launches}),
         "world sizes": sorted({launch["ranks"] for launch in launches}),

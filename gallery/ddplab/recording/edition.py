@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..runtime.evidence import write_json
-from .machine import differences
+from .machine import differences, grouped, processor
 
 COMMIT = "DDPLAB_COMMIT"  # in the environment: of a tree that travelled without its history
 _LAB = ("key", "date", "machine", "launches", "values", "blocks", "seconds")
@@ -91,12 +91,16 @@ class Edition:
         """
         found: dict[str, dict[str, Any]] = {}
         for path in sorted((self.folder / "claims").glob("*.json")):
-            kept = read_json(path, "machine", "results")
-            for claim, result in kept["results"].items():
-                if not isinstance(result, dict) or not set(_RESULT) <= result.keys():
-                    raise DamagedError(f"{path} is damaged (the result of {claim!r} is not complete); {_ADVICE}")
-                found[claim] = {**result, "machine": kept["machine"]}
+            found |= read_results(path)
         return found
+
+    def results_of(self, test_file: Path) -> dict[str, dict[str, Any]]:
+        """The results of the claims that a test file shows, each with the machine that it ran on.
+
+        Raises:
+            DamagedError: the file is not one of results.
+        """
+        return read_results(self.claims_file(test_file))
 
     def write_lab(self, lab: str, kept: dict[str, Any], figures: dict[str, str]) -> None:
         """Replace what the edition has of a lab; ``figures`` maps file names to SVG."""
@@ -119,22 +123,33 @@ class Edition:
         for path in set(self.folder.glob("claims/*.json")) - kept_files:
             path.unlink()
 
-    def write_manifest(self, hardware: dict[str, Any] | None = None) -> list[str]:
+    def write_manifest(
+        self, hardware: dict[str, Any] | None = None, timed: Callable[[str], bool] = lambda lab: True
+    ) -> list[str]:
         """Sum up what the edition ran on, over all labs, or over its claims if it has no lab; return what does not fit.
+
+        The machine is that of most labs; others are listed beside it.
 
         Args:
             hardware: more about the GPUs of this machine; what the manifest has of it stays if this is None.
+            timed: says whether a lab measures time; asked only where there are several processors.
         """
-        labs = self.labs()
-        recorded = labs or self.results()
+        labs, results = self.labs(), self.results()
+        recorded = labs or results
         if not recorded:
             return []
+        (machine, _), *others = grouped(recorded | results)
         problems = []
-        machines = {name: kept["machine"] for name, kept in recorded.items()}
-        machine = next(iter(machines.values()))
-        for name, other in machines.items():
-            if differ := differences(machine, other):
-                problems.append(f"{name} ran on another machine: {_differences(machine, other, differ)}")
+        for other, names in others:
+            if differ := [fact for fact in differences(machine, other) if fact not in ("cpu", "cores")]:
+                but = _differences(machine, other, differ)
+                problems += [f"{name} ran on another machine: {but}" for name in names]
+        if others:
+            by_clock = grouped({name: kept for name, kept in labs.items() if timed(name)})
+            shown = (f"{', '.join(names)} on {processor(one)}" for one, names in by_clock[1:])
+            if beside := "; ".join(shown):
+                first, names = by_clock[0]
+                problems.append(f"{len(names)} labs measured time on {processor(first)}, and {beside}")
         launches = [(name, launch) for name, kept in recorded.items() for launch in kept["launches"]]
         for name, launch in launches:
             if launch["gpus"] != len(machine["gpus"]) and not launch.get("chosen"):
@@ -146,6 +161,7 @@ class Edition:
             {
                 "edition": self.name,
                 "machine": machine,
+                **({"also": [{"machine": one, "records": len(names)} for one, names in others]} if others else {}),
                 "hardware": self.hardware() if hardware is None else hardware,
                 "torch": sorted({launch["torch"] for launch in seen}),
                 "nccl": sorted({launch["nccl"] for launch in seen if launch["nccl"]}),
@@ -181,6 +197,32 @@ def read_json(path: Path, *needed: str) -> dict[str, Any]:
     if absent or not isinstance(content, dict):
         raise DamagedError(f"{path} is damaged ({', '.join(absent) or 'a JSON object'} is missing); {_ADVICE}")
     return content
+
+
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
+    """The results of a file of claims, each with the machine that it ran on; empty if there is none.
+
+    Raises:
+        DamagedError: the file is not one of results.
+    """
+    if not path.exists():
+        return {}
+    kept = read_json(path, "machine", "results")
+    for claim, result in kept["results"].items():
+        if not isinstance(result, dict) or not set(_RESULT) <= result.keys():
+            raise DamagedError(f"{path} is damaged (the result of {claim!r} is not complete); {_ADVICE}")
+    return {claim: {"machine": kept["machine"], **result} for claim, result in kept["results"].items()}
+
+
+def write_results(path: Path, results: dict[str, dict[str, Any]]) -> None:
+    """Write such a file: the machine of most of them once, and another one with its result."""
+    same: list[dict[str, Any]] = [kept["machine"] for kept in results.values()]
+    most = max(same, key=same.count, default={})
+    short = {
+        claim: {name: fact for name, fact in kept.items() if name != "machine" or fact != most}
+        for claim, kept in results.items()
+    }
+    write_json(path, {"machine": most, "results": short})
 
 
 def _differences(here: dict[str, Any], there: dict[str, Any], names: list[str]) -> str:

@@ -17,9 +17,8 @@ from typing import Any
 
 from ..runtime import evidence
 from .child import Channel, Child
-from .edition import Edition
 from .keys import block_key, lab_key, names_a_clock, sharing_unless
-from .machine import machine, same_machine
+from .machine import machine
 from .script import code_blocks, run, small_svg
 
 _GRACE_S = 20.0  # for a lab to clean up once its time is up
@@ -77,14 +76,6 @@ def _about(script: Path, read: list[str], began_s: float) -> dict[str, Any]:
         "seconds": round(time.monotonic() - began_s, 1),
         "machine": machine(),
     }
-
-
-def is_recorded(edition: Edition, name: str, script: Path, here: dict[str, Any]) -> bool:
-    """Whether the edition has the lab of this code and this machine, and it did not fail."""
-    kept = edition.lab(name)
-    if kept is None or kept.get("failed"):
-        return False
-    return same_machine(kept["machine"], here) and kept["key"] == lab_key(script, kept["read"])
 
 
 class Labs:

@@ -6,12 +6,14 @@ import importlib.util
 import os
 import platform
 import re
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..runtime.gpus import NUMBERS, cards, driver, loaded_nccl, nvidia_smi
 
+_PROCESSOR = ("cpu", "cores")
 _SWITCHES = re.compile(r"NCCL_\w+|NVIDIA_TF32_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|CUDA_(LAUNCH_BLOCKING|DEVICE_MAX\w+)")
 
 
@@ -38,9 +40,33 @@ def machine() -> dict[str, Any]:
     }
 
 
-def same_machine(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether what was recorded on one machine is good for the other, too: slices may come from equal machines."""
-    return not differences(one, other)
+def is_good_for(there: dict[str, Any], here: dict[str, Any], timed: Callable[[], bool]) -> bool:
+    """Whether what was recorded on one machine need not be recorded on the other: only a time is of one processor.
+
+    Args:
+        there: the machine that recorded it.
+        here: the other.
+        timed: says whether it measures time; asked only where no more than the processor differs.
+    """
+    differ = set(differences(there, here))
+    return not differ or (differ <= {*_PROCESSOR} and not timed())
+
+
+def grouped(records: Mapping[str, dict[str, Any]]) -> list[tuple[dict[str, Any], list[str]]]:
+    """The machines of these records, that of most of them first, each with the names of its records."""
+    found: list[tuple[dict[str, Any], list[str]]] = []
+    for name, kept in records.items():
+        known = next((names for machine, names in found if not differences(machine, kept["machine"])), None)
+        if known is None:
+            found.append((kept["machine"], [name]))
+        else:
+            known.append(name)
+    return sorted(found, key=lambda group: -len(group[1]))
+
+
+def processor(machine: dict[str, Any]) -> str:
+    """``AMD EPYC, 2 cores``."""
+    return f"{machine['cpu']}, {machine['cores']} cores"
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -50,7 +76,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """
     facts = ["gpus", "driver", "torch", "cuda", "nccl", "system"]
     if not one.get("gpus"):
-        facts += ["cpu", "cores"]
+        facts += _PROCESSOR
     drivers = [{"driver": ".".join((there.get("driver") or "").split(".")[:2])} for there in (one, other)]
     one, other = one | drivers[0], other | drivers[1]
     return [fact for fact in facts if one.get(fact) != other.get(fact)]

@@ -15,6 +15,7 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.builders import Builder
 
+from ..evidence import labs
 from ..evidence.proofs import Proof, read_proofs
 from ..markup import has_folds
 from ..news import to_write
@@ -23,7 +24,9 @@ FOLDER = "_claims"
 
 
 def test_uri(builder: Builder, docname: str, proof: Proof) -> str:
-    """Where the source of a test is shown, from a document; the web book only has such pages."""
+    """Where the source of a test is shown, or the lab, from a document; the web book only has such pages."""
+    if proof.lab:
+        return builder.get_relative_uri(docname, labs.all_labs()[proof.lab].docname)
     return f"{builder.get_relative_uri(docname, f'{FOLDER}/{proof.path.stem}')}#{proof.name}"
 
 
@@ -49,7 +52,8 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def _by_file() -> list[tuple[Path, list[Proof]]]:
-    return [(path, list(proofs)) for path, proofs in groupby(read_proofs(), key=lambda proof: proof.path)]
+    tests = (proof for proof in read_proofs() if not proof.lab)
+    return [(path, list(proofs)) for path, proofs in groupby(tests, key=lambda proof: proof.path)]
 
 
 def _page(path: Path) -> str:
@@ -68,7 +72,7 @@ def _body(app: Sphinx, page: str, proofs: list[Proof]) -> str:
     code = builder.highlighter.highlight_block(path.read_text(encoding="utf-8"), "python").split("\n")
     entries: dict[tuple[int, int], list[Proof]] = {}
     for proof in proofs:
-        entries.setdefault(proof.lines, []).append(proof)
+        entries.setdefault(proof.item.lines, []).append(proof)
     head, pre, code[0] = code[0].partition("<pre>")
     for (first, last), shown in entries.items():
         code[first - 1] = f'<div id="{shown[0].name}">{code[first - 1]}'

@@ -23,7 +23,17 @@ from ddplab.recording import reach
 from ddplab.recording.keys import kit_key
 
 from ..evidence import labs
-from ..evidence.proofs import Proof, nccl_runs, read_proofs, read_results, result_of, results_edition, test_files
+from ..evidence.proofs import (
+    Proof,
+    nccl_runs,
+    proving_labs,
+    read_proofs,
+    read_results,
+    result_files,
+    result_of,
+    results_edition,
+    test_files,
+)
 from ..markup import inline
 from ..news import SIDE_FORMS, to_write
 from ..problems import BuildError, Problem, end_if_any, suggestion, warn_at
@@ -114,7 +124,8 @@ def check(app: Sphinx, env: BuildEnvironment) -> list[str]:
     register, edition = _register(env), results_edition(app.config)
     edition_name = edition.name if edition else ""
     digest = hashlib.sha256(f"{register.shown()} {kit_key()} {app.config.claims_need_scope} {edition_name}".encode())
-    for path in [*test_files(), *sorted(labs.EDITIONS.glob("*/claims/*.json"))]:
+    kept = [path for folder in sorted(labs.EDITIONS.glob("*")) for path in result_files(labs.edition(folder.name))]
+    for path in [*test_files(), *proving_labs(), *kept]:
         digest.update(str(path).encode() + b"\0" + path.read_bytes())
     builder, _, checked = register.data["checked"].partition(" ")
     if checked == digest.hexdigest() and app.builder.name in (builder, *SIDE_FORMS):
@@ -151,10 +162,10 @@ def _problems(app: Sphinx, env: BuildEnvironment) -> Iterator[Problem]:
     stated = {entry.id for entry in register.claims()}
     proofs: dict[str, Proof] = {}
     for test in tests:
-        proves = f"{test.name} proves {test.claim!r}"
+        proves = f"{test.said} proves {test.claim!r}"
         if test.claim in proofs:
             first = proofs[test.claim]
-            yield Problem(test.place, f"{proves}, as {first.name} ({first.place}) does; keep one")
+            yield Problem(test.place, f"{proves}, as {first.said} ({first.place}) does; keep one")
         elif test.claim not in stated:
             yield Problem(test.place, f"{proves}, which is not a claim{suggestion(test.claim, stated)}")
         proofs.setdefault(test.claim, test)
@@ -184,7 +195,10 @@ def _unproved(claims: list[Entry], proofs: dict[str, Proof], app: Sphinx) -> Ite
     for entry in claims:
         test = proofs.get(entry.id)
         if test is None:
-            message = f"the claim {entry.id!r} has no test; mark one in tests/claims with @proves({entry.id!r})"
+            message = (
+                f"the claim {entry.id!r} has no test; mark one in tests/claims with @proves({entry.id!r}), "
+                f"or put :Proves: {entry.id} below the level of a lab"
+            )
             yield Problem((entry.docname, entry.line), message)
             continue
         try:
@@ -193,7 +207,7 @@ def _unproved(claims: list[Entry], proofs: dict[str, Proof], app: Sphinx) -> Ite
             yield Problem(test.place, str(error))
             continue
         if result.state == "failed" and edition and edition.name == app.config.labs_default_edition:
-            reason = f"the claim {entry.id!r} failed in the edition {edition.name}: {test.name} on {result.where}"
+            reason = f"the claim {entry.id!r} failed in the edition {edition.name}: {test.said} on {result.where}"
             yield Problem((entry.docname, entry.line), reason)
 
 

@@ -13,6 +13,7 @@ from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
 from ddplab.recording import reach
+from ddplab.recording.machine import processor
 
 from ..evidence.proofs import results_edition
 from ..markup import close, has_folds
@@ -67,8 +68,8 @@ class ListClaims(ClaimTransform):
             states = Counter(self.result(entry.id).state for entry in claims)
             versions = {launch["torch"].partition("+")[0] for result in kept for launch in result["launches"]}
             days = sorted({result["date"][:10] for result in kept})
-            machine = kept[0]["machine"]
-            on = [f"{machine['cpu']}, {machine['cores']} cores", *(f"torch {version}" for version in sorted(versions))]
+            ran_on = " and ".join(dict.fromkeys(processor(result["machine"]) for result in kept))
+            on = [ran_on, *(f"torch {version}" for version in sorted(versions))]
             when = " to ".join(dict.fromkeys([days[0], days[-1]]))
             found = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
             text = f"In the edition {edition.name} ({', '.join([*on, when])}): {found}."
@@ -108,7 +109,11 @@ class ListClaims(ClaimTransform):
         stale = " · stale: the test changed since" if result.stale else ""
         shown = part("td", nodes.Text(f"{mark}\N{NO-BREAK SPACE}{about}{stale} "))
         if proof and has_folds(self.app.builder):
-            shown += part("a", nodes.Text("test"), href=test_uri(self.app.builder, self.env.docname, proof))
+            shown += part(
+                "a",
+                nodes.Text("lab" if proof.lab else "test"),
+                href=test_uri(self.app.builder, self.env.docname, proof),
+            )
         if result.failed:
             said_of = nodes.literal_block(result.failed, result.failed, language="none", classes=["claim-failed"])
             statement += [nodes.paragraph("", f"Does not hold here: {result.where}{stale}."), said_of]

@@ -16,15 +16,14 @@ from sphinx.writers.html5 import HTML5Translator
 
 from ddplab.recording import reach
 
-from ..evidence import labs
 from ..evidence.proofs import NcclRun, Proof, Result, nccl_runs, read_proofs, read_results, result_of, results_edition
 from ..markup import close, cross_reference, has_folds
 from .claim_tests import test_uri
 
 STATES = {
-    "passed": ("✓", "shown by a test"),
-    "skipped": ("○", "has a test, not shown in this edition"),
-    "not run": ("○", "has a test, not run in this edition"),
+    "passed": ("✓", "shown by a {by}"),
+    "skipped": ("○", "has a {by}, not shown in this edition"),
+    "not run": ("○", "has a {by}, not run in this edition"),
     "failed": ("✗", "does not hold in this edition"),
 }
 # Where a claim holds: what stands beside the tick, and what it says.
@@ -46,7 +45,7 @@ class claim_known(nodes.Inline, nodes.TextElement):  # noqa: N801
 
 
 class claim_tick(nodes.Inline, nodes.TextElement):  # noqa: N801
-    """The mark behind a statement; attributes ``state``, ``label``, ``words``, ``nccl``, ``panel`` (what it opens)."""
+    """The mark behind a statement; attributes ``state``, ``label``, ``words``, ``nccl``, ``by``, ``panel`` (its)."""
 
 
 class claim_panel(nodes.General, nodes.Element):  # noqa: N801
@@ -128,7 +127,8 @@ class MarkClaims(ClaimTransform):
         runs = self.nccl(name)
         label, words = SCOPES[scope_of(node["holds"], runs)]
         nccl = "; ".join(run.text for run in runs)
-        tick: nodes.Node = claim_tick("", "", state=result.state, label=label, words=words, nccl=nccl, panel="")
+        by = "lab" if (proof := self.proofs.get(name)) and proof.lab else "test"
+        tick: nodes.Node = claim_tick("", "", state=result.state, label=label, words=words, nccl=nccl, by=by, panel="")
         known = known_of(node)
         node[:] = statement_of(node)
         last = node[-1] if isinstance(node[-1], nodes.paragraph) else nodes.paragraph()
@@ -152,11 +152,9 @@ class MarkClaims(ClaimTransform):
         links: list[nodes.Node] = []
         if proof := self.proofs.get(name):
             uri = test_uri(self.app.builder, self.env.docname, proof)
-            links.append(nodes.reference("", "the test", internal=True, refuri=uri))
-            script = labs.ROOT / "gallery" / proof.lab
-            if lab := next((lab for lab in labs.all_labs().values() if lab.script == script), None):
-                text = nodes.inline("", f"the lab {lab.id}")
-                links.append(cross_reference(self.env.docname, "std:doc", f"/{lab.docname}", text))
+            links.append(
+                nodes.reference("", f"the lab {proof.lab}" if proof.lab else "the test", internal=True, refuri=uri)
+            )
         if self.register.lists():
             links.append(self.link(name, "claim", nodes.inline("", "all claims")))
         between = [part for link in links for part in (nodes.Text(" · "), link)][1:]
@@ -194,7 +192,11 @@ def visit_tick(self: HTML5Translator, node: nodes.Element) -> None:
     """A mark and, where the claim does not hold on every backend, the scope; read aloud as words."""
     mark, words = STATES[node["state"]]
     state, label = node["state"].replace(" ", "-"), node["label"]
-    words += f"; holds {node['words']}" * bool(node["words"]) + f"; {node['nccl']}" * bool(node["nccl"])
+    words = (
+        words.format(by=node["by"])
+        + f"; holds {node['words']}" * bool(node["words"])
+        + f"; {node['nccl']}" * bool(node["nccl"])
+    )
     classes = f"claim-tick claim-{state}" + " claim-scoped" * bool(label)
     text = f"{mark}\N{NO-BREAK SPACE}{label}" if label else mark
     if node["panel"]:

@@ -9,6 +9,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from ddplab.recording.machine import differences, processor
+
 from ..evidence.lab_pieces import ranks_text
 from ..evidence.labs import Lab, all_labs, edition_of, lab_evidence, manifest_file, read_json
 
@@ -31,6 +33,9 @@ class EditionManifest(SphinxDirective):
         facts |= {"backends": kept["backends"], "world sizes": kept["world_sizes"], "commit": kept["commit"]}
         if not kept["machine"]["gpus"]:
             facts |= {"gpus": "none", "driver": None, "cuda": None, "nccl": None}  # a build of torch may bring them
+        facts |= {
+            f"also on {processor(one['machine'])}": f"labs and claims: {one['records']}" for one in kept.get("also", ())
+        }
         drawing = facts.pop("topology", None)
         rows = ([fact_name(name), fact(facts[name])] for name in in_order(facts) if facts[name] not in (None, [], {}))
         return [table(rows), *([nodes.literal_block("", "\n".join(drawing), language="text")] if drawing else [])]
@@ -42,13 +47,19 @@ class EditionLabs(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Build it from the evidence that the pages show."""
         rows = []
+        path = manifest_file(self.config)
+        main = read_json(path, *_NEEDED)["machine"] if path.exists() else {}
         for lab in all_labs().values():
             self.env.note_dependency(str(lab.shown_file(self.config)))
             shown = lab_evidence(lab, self.config)
             if shown.get("waiting"):
                 continue
             backends, ranks = ({launch[what] for launch in shown["launches"]} for what in ("backend", "ranks"))
-            notes = [] if shown["edition"] == edition_of(self.config) else [_source(shown["edition"])]
+            notes = []
+            if shown["edition"] != edition_of(self.config):
+                notes = [_source(shown["edition"])]
+            elif main and differences(main, shown["machine"]):
+                notes = [f"on {processor(shown['machine'])}"]
             notes += ["stale: the code changed since"] * bool(shown["stale"])
             notes += ["failed"] * bool(shown.get("failed"))
             for how in sorted({launch["shared"] for launch in shown["launches"] if launch.get("shared")}):

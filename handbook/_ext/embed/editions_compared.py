@@ -14,6 +14,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from ddplab.recording.diff import Comparison, compare
 from ddplab.recording.edition import DamagedError, Edition
+from ddplab.recording.items import results_of
 
 from ..evidence import labs
 from ..problems import BuildError
@@ -73,7 +74,7 @@ def _counts(edition: Edition) -> Counter[str]:
         f"labs: {'failed' if kept.get('failed') else 'not shown' if kept.get('needs') else 'ran'}"
         for kept in edition.labs().values()
     )
-    return states + Counter(f"claims: {kept['outcome']}" for kept in edition.results().values())
+    return states + Counter(f"claims: {kept['outcome']}" for kept in results_of(edition, labs.ROOT).values())
 
 
 def _results(pair: Comparison) -> Iterable[tuple[tuple[str, ...], str, str]]:

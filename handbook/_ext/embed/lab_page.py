@@ -10,6 +10,7 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
+from ddplab.recording.items import lab_item
 from ddplab.recording.keys import block_key
 
 from ..evidence import labs
@@ -52,7 +53,7 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
                 why.insert(0, [leads, nodes.Text(". ")])
         top = [*top, note] if evidence.get("failed") else [note]  # what did not run has no machine to name
     below = title.parent.index(title) + 1
-    title.parent[below:below] = [*top, _how_to_run(app, lab, evidence)]
+    title.parent[below:below] = [*top, _how_to_run(app, lab, evidence), *_proves(app, lab)]
     for downloads in list(doctree.findall(nodes.container)):
         if "sphx-glr-footer" in downloads["classes"]:  # the script stands above, and a notebook cannot launch ranks
             downloads.parent.remove(downloads)
@@ -79,6 +80,16 @@ def _how_to_run(app: Sphinx, lab: Lab, evidence: dict[str, Any]) -> nodes.paragr
     link = script_download(app.env.docname, lab, "download the script")
     line += nodes.inline("", " · ", link, classes=["no-print"])
     return line
+
+
+def _proves(app: Sphinx, lab: Lab) -> Iterator[nodes.Node]:
+    """A line that leads to the claims that the lab proves."""
+    if claims := lab_item(lab.script).claims:
+        line = nodes.paragraph("", "It proves: ", classes=["lab-proves"])
+        for claim in claims:
+            name = cross_reference(app.env.docname, "claims:place", claim, nodes.inline("", claim))
+            line += [nodes.Text(", "), name] if len(line) > 1 else [name]
+        yield line
 
 
 def script_download(docname: str, lab: Lab, text: str) -> addnodes.download_reference:

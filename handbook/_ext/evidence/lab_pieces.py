@@ -10,6 +10,7 @@ from typing import Any
 
 from sphinx.util import parselinenos
 
+from ddplab.recording.machine import processor
 from ddplab.recording.words import statement_source
 
 from ..problems import suggestion
@@ -36,7 +37,7 @@ def stamp_text(evidence: dict[str, Any]) -> str:
     }
     parts = [
         ranks_text(launches),
-        " and ".join(gpus) or f"{machine['cpu']}, {machine['cores']} cores",
+        " and ".join(gpus) or processor(machine),
         " · ".join(sorted(versions, key=str.lower, reverse=True)),
         evidence["date"][:10],
         f"from the edition {evidence['edition']}" if evidence.get("borrowed") else "",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ from typing import Any
 from sphinx.config import Config
 
 from ddplab.recording.edition import DamagedError, Edition
-from ddplab.recording.keys import claim_key
-from ddplab.recording.proved import tests_in
+from ddplab.recording.items import Item, lab_item, results_of, tests_in
+from ddplab.recording.script import lab_id
 
 from ..problems import BuildError
 from . import labs
@@ -22,19 +20,35 @@ from .lab_pieces import counts_text, ranks_text, stamp_text
 
 @dataclass(frozen=True)
 class Proof:
-    """A test that shows a claim."""
+    """A test or a lab that shows a claim."""
 
     claim: str
-    path: Path
-    name: str
-    line: int
-    lines: tuple[int, int]  # its first, with what stands above ``def``, and its last
-    lab: str  # the lab that it runs, by its script; empty where the test itself is all
+    item: Item
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self.item.path
+
+    @property
+    def name(self) -> str:
+        """Of the test; empty: it is a lab."""
+        return self.item.name
+
+    @property
+    def lab(self) -> str:
+        """The id of the lab; empty: it is a test."""
+        return "" if self.name else lab_id(self.path)
+
+    @property
+    def said(self) -> str:
+        """The test or the lab, for a message."""
+        return self.name or f"the lab {self.lab}"
 
     @property
     def place(self) -> str:
         """File and line."""
-        return f"{self.path}:{self.line}"
+        return f"{self.path}:{self.item.line}"
 
 
 @dataclass(frozen=True)
@@ -73,26 +87,20 @@ def test_files() -> list[Path]:
 
 
 def read_proofs() -> list[Proof]:
-    """Every ``@proves("id")`` of the tests, in order.
+    """Every ``@proves("id")`` of the tests, in order, and every id behind ``:Proves:`` of the labs.
 
     Raises:
         SyntaxError: a file is not valid Python.
     """
-    return [proof for path in test_files() for proof in _proofs_of(path, path.stat().st_mtime_ns)]
+    files = [*test_files(), *(lab.script for lab in labs.all_labs().values())]
+    return [proof for path in files for proof in _proofs_of(path, path.stat().st_mtime_ns)]
 
 
 @functools.cache
 def _proofs_of(path: Path, _changed: int) -> list[Proof]:
     """Read once for as long as the file stays as it is: every page with claims asks for all of them."""
-    found = []
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    for node, claims in tests_in(tree):
-        for claim in claims:
-            first = min(decorator.lineno for decorator in node.decorator_list)
-            lab = re.search(r"run_lab\([\"'](.+?)[\"']\)", ast.unparse(node))
-            lines = (first, node.end_lineno or first)
-            found.append(Proof(claim, path, node.name, node.lineno, lines, lab[1] if lab else ""))
-    return found
+    items = tests_in(path) if path.name.startswith("test_") else [lab_item(path)]
+    return [Proof(claim, item) for item in items for claim in item.claims]
 
 
 # -- results ----------------------------------------------------------------------------------------
@@ -111,15 +119,30 @@ def read_results(edition: Edition | None) -> dict[str, Any]:
     Raises:
         BuildError: a file of it is damaged.
     """
-    files = sorted(edition.folder.glob("claims/*.json")) if edition else []
-    return _read(edition, tuple((path.name, path.stat().st_mtime_ns) for path in files)) if edition else {}
+    return _read(edition, _stamps(result_files(edition)), _stamps(proving_labs())) if edition else {}
+
+
+def result_files(edition: Edition) -> list[Path]:
+    """The files of an edition that hold results of claims."""
+    of_labs = (edition.lab_file(lab_id(script)) for script in proving_labs())
+    return [*sorted(edition.folder.glob("claims/*.json")), *(path for path in of_labs if path.exists())]
+
+
+def proving_labs() -> list[Path]:
+    """The scripts of the labs that prove claims."""
+    scripts = (lab.script for lab in labs.all_labs().values())
+    return [script for script in scripts if _proofs_of(script, script.stat().st_mtime_ns)]
+
+
+def _stamps(files: list[Path]) -> tuple[tuple[Path, int], ...]:
+    return tuple((path, path.stat().st_mtime_ns) for path in files)
 
 
 @functools.lru_cache(maxsize=16)
-def _read(edition: Edition, _files: tuple[tuple[str, int], ...]) -> dict[str, Any]:
+def _read(edition: Edition, _files: tuple[Any, ...], _labs: tuple[Any, ...]) -> dict[str, Any]:
     """Read once for as long as its files stay as they are: every page with claims asks for those of all editions."""
     try:
-        return edition.results()
+        return results_of(edition, labs.ROOT)
     except DamagedError as error:
         raise BuildError(str(error)) from None
 
@@ -140,7 +163,7 @@ def nccl_runs(proof: Proof | None) -> list[NcclRun]:
         if kept and on_nccl and kept["outcome"] in {"passed", "failed"}:
             versions = " and ".join(sorted({launch["nccl"] for launch in on_nccl if launch.get("nccl")}))
             where = f"{f'NCCL {versions}'.strip()}, {counts_text(on_nccl)}"
-            stale = kept["key"] != claim_key(proof.path, proof.name, kept.get("read", ()))
+            stale = kept["key"] != proof.item.key(kept.get("read", ()))
             found.append(NcclRun(name, kept["outcome"] == "passed", on_nccl == launches, where, stale))
     return found
 
@@ -154,7 +177,7 @@ def result_of(proof: Proof | None, kept: dict[str, Any]) -> Result:
     result = kept.get(proof.claim) if proof else None
     if proof is None or result is None:
         return Result("not run", False, "", "")
-    stale = result["key"] != claim_key(proof.path, proof.name, result.get("read", ()))
+    stale = result["key"] != proof.item.key(result.get("read", ()))
     return Result(
         result["outcome"],
         stale,
