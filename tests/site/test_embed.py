@@ -159,7 +159,8 @@ PAGES = {
     "\nSee {numref}`the-rows`.",
     "output": "```{lab-output} bucket-xray 1\n```\n\n```{lab-output} bucket-xray 2\n```\n",
     "lines": "```{lab-output} bucket-xray 1\n:lines: 1,5\n```\n",
-    "follows": "```{lab-output} again 2\n```\n\n{measured}`again.count`",
+    "shows": "```{lab-output} again 2\n```\n",
+    "measures": "{measured}`again.count`",
     **{f"code{n}": f"```{{lab-code}} bucket-xray\n{options}\n```\n" for n, (options, _) in enumerate(CODE)},
     "sections": SECTIONS,
     "old": "```{lab-output} old 1\n```\n",
@@ -262,9 +263,9 @@ def test_nothing_else_is_complained_about_and_what_was_run_again_is_read_again(b
         assert all("/wrong" in line for line in built.warnings.splitlines()), built.warnings
     _, again, changed, _ = builds
     assert {name for name in again.written if "wrong" not in name} == {"index"}
-    assert {name for name in changed.written if "wrong" not in name} == {"index", "follows", "difflater"}
-    assert changed.page("follows").select_one(".lab-output pre").get_text().strip() == "new"
-    assert changed.page("follows").select_one(".measured").get_text() == "13"
+    assert {name for name in changed.written if "wrong" not in name} == {"index", "shows", "measures", "difflater"}
+    assert changed.page("shows").select_one(".lab-output pre").get_text().strip() == "new"
+    assert changed.page("measures").select_one(".measured").get_text() == "13"
     assert "+    eight()" in changed.text("difflater")
 
 
