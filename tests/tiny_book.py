@@ -5,7 +5,8 @@ A book of cases has a page for each case, and is built once for all tests that l
 
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
@@ -67,6 +68,10 @@ class Built:
         """A page, parsed."""
         return BeautifulSoup((self.folder / f"{name}.{suffix}").read_text(), "html.parser")
 
+    def text(self, name: str) -> str:
+        """The words of a page; a space that keeps a number with its unit is one as any other."""
+        return self.page(name).get_text().replace("\N{NO-BREAK SPACE}", " ")
+
 
 class TinyBook:
     """Files in a folder that is laid out as the repository is."""
@@ -84,17 +89,17 @@ class TinyBook:
         return target
 
     def rewrite(self, path: str, old: str, new: str) -> None:
-        """Change a file, and its time by seconds: a page may have been made within the same tick of the clock."""
+        """Change a file, and put its time ahead: a page may have been made within the same tick of the clock."""
         target = self.root / path
-        before = target.stat().st_mtime
+        later = max(target.stat().st_mtime, time.time()) + 10
         target.write_text(target.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
-        os.utime(target, (before + 10, before + 10))
+        os.utime(target, (later, later))
 
-    def chapters(self, **texts: str) -> None:
-        """Write chapters, and the index that leads through them."""
+    def chapters(self, more: Sequence[str] = (), /, **texts: str) -> None:
+        """Write chapters, and the index that leads through them, and to ``more``."""
         for name, text in texts.items():
             self.write(f"handbook/{name}.md", f"# The {name} chapter\n\n{dedent(text).lstrip()}")
-        self.write("handbook/index.md", "# Book\n\n```{toctree}\n" + "\n".join(texts) + "\n```\n")
+        self.write("handbook/index.md", "# Book\n\n```{toctree}\n" + "\n".join([*texts, *more]) + "\n```\n")
 
     @contextmanager
     def taken_for_the_repository(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from _ext.forms import math_svg
-from tiny_book import TinyBook
 from tools import ROOT
 
 FORMULAS = [
@@ -85,11 +84,3 @@ def test_long_equations_scroll_and_can_be_reached_with_the_keyboard(page):
 
 def test_no_script_draws_mathematics(page):
     assert "mathjax" not in re.sub(r'class="[^"]*"', "", page).lower()
-
-
-def test_a_tex_error_names_file_line_and_tex(tmp_path):
-    book = TinyBook(tmp_path)
-    book.write("conf.py", "extensions = ['myst_parser', '_ext.forms.math_svg']\nhtml_math_renderer = 'ziamath'\n")
-    book.write("handbook/index.md", "# Title\n\nText.\n\n```{math}\n\\frac{a\n```\n")
-    warnings = book.build().warnings
-    assert re.search(r"index\.md:5: WARNING: mathematics cannot be drawn .*\\frac\{a", warnings), warnings

@@ -3,21 +3,23 @@
 import functools
 import itertools
 import re
-import subprocess
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
 import pytest
+from printed import Printed
 from pypdf import PdfReader
 from sample_book import LISTING, sample
 
 from _ext.forms import patches, weasy
 from _ext.forms.patches import correct_page_references
 from _ext.problems import BuildError
-from tools import ROOT, need
+from tools import ROOT
 
 FLAT = re.compile(r"\s+")
+SHEET = ROOT / "handbook" / "_static" / "print.css"
+SHEETS = ((SHEET, SHEET.read_text(encoding="utf-8")),)
 
 
 class Pdf(PdfReader):
@@ -41,6 +43,18 @@ def read(sample_pdfs: Path) -> Callable[[str], Pdf]:
 
 
 @pytest.fixture(scope="module")
+def printed(sample_pdfs: Path) -> Callable[[str], Printed]:
+    """The same, as `Printed` reads it."""
+    return functools.cache(lambda name: Printed(sample_pdfs / f"{name}.pdf"))
+
+
+@pytest.fixture(scope="module")
+def headings(printed: Callable[[str], Printed]) -> dict[str, int]:
+    """The page (from 1) of each bookmark of the handbook."""
+    return {title: page for _, title, page in printed("sample").bookmarks()}
+
+
+@pytest.fixture(scope="module")
 def whole(read: Callable[[str], Pdf]) -> Pdf:
     return read("sample")
 
@@ -53,28 +67,6 @@ def texts(whole: Pdf) -> list[str]:
 @pytest.fixture(scope="module")
 def labs(read: Callable[[str], Pdf]) -> Pdf:
     return read("sample-labs")
-
-
-def _bookmarks(reader: PdfReader) -> list[tuple[int, str, int]]:
-    """Depth, title and page number (from 1) of each bookmark."""
-
-    def walk(items, depth):
-        for item in items:
-            if isinstance(item, list):
-                yield from walk(item, depth + 1)
-            else:
-                yield depth, item.title, reader.get_destination_page_number(item) + 1
-
-    return list(walk(reader.outline, 0))
-
-
-def _words(path: Path, page: int) -> list[tuple[float, float, float, float, str]]:
-    """Bounding boxes (left, top, right, bottom in points) and text of the words of a page."""
-    need("pdftotext", "poppler-utils")
-    command = ["pdftotext", "-bbox", "-f", str(page), "-l", str(page), str(path), "-"]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.findall(r'xMin="([\d.-]+)" yMin="([\d.-]+)" xMax="([\d.-]+)" yMax="([\d.-]+)">([^<]*)', out)
-    return [(*map(float, box), text) for *box, text in found]
 
 
 def _only_page_with(texts: list[str], text: str) -> int:
@@ -101,50 +93,27 @@ def test_cover_names_the_book_and_its_edition(texts):
 
 
 @pytest.mark.core
-def test_bookmarks_lead_from_chapters_to_sections(whole, labs):
-    found = [(depth, title) for depth, title, _ in _bookmarks(whole)]
+def test_bookmarks_lead_from_chapters_to_sections(printed):
+    found = [(depth, title) for depth, title, _ in printed("sample").bookmarks()]
     assert (0, "The first chapter") in found
     assert (1, "Lists and folds") in found
     assert (0, "The second chapter") in found
     assert {depth for depth, _ in found} == {0, 1}
-    found = [(depth, title) for depth, title, _ in _bookmarks(labs)]
+    titles = {title for _, title in found}
+    assert "A list of pages" not in titles, "an empty list is left out, and its pages are not"
+    assert "A page below" in titles
+    found = [(depth, title) for depth, title, _ in printed("sample-labs").bookmarks()]
     assert found[-2:] == [(0, "Labs"), (1, "The lab one")]  # and no section of a lab
 
 
-@pytest.mark.parametrize("name", ["sample", "sample-labs", "first", "third"])
-def test_contents_state_the_pages_where_headings_are(read, name):
-    """In print, as links, and as bookmarks; a heading that moves to the next page takes its number along.
-
-    Beside its number each page names the book.
-    """
+@pytest.mark.parametrize(("name", "listed"), [("sample", 50), ("sample-labs", 2), ("first", 4), ("third", 41)])
+def test_contents_state_the_pages_where_headings_are(printed, read, name, listed):
+    """In print, as links, and as bookmarks; beside its number each page names the book."""
+    printed(name).check(listed, words=20)
     book = "The Sample Book: The lab companion" if name == "sample-labs" else "The Sample Book"
-    reader = read(name)
-    places, labels = {title: page for _, title, page in _bookmarks(reader)}, reader.page_labels
-    lines = [line for number in range(1, 5) for line in _contents_links(reader, number)]
-    assert len(lines) >= {"sample": 50, "sample-labs": 2, "first": 4, "third": 41}[name]
-    listed = re.findall(r"^(?:Lab\s1\s*)?(.+?)[\s·]{4,}(\d+)$", "\n".join(reader.texts[1:5]), re.MULTILINE)
-    assert len(listed) == len(lines)
-    for (title, number), page in zip(listed, lines, strict=True):
-        assert (title, places[title]) == (title, page)
-        assert labels[page - 1] == number
-        shown = reader.texts[page - 1]
-        assert title in shown
-        foot = shown.rstrip().splitlines()[-1]
+    for _, page, number in printed(name).contents:
+        foot = read(name).texts[page - 1].rstrip().splitlines()[-1]
         assert foot in {f"{number} {book}", f"{book} {number}"}
-
-
-def _contents_links(reader: Pdf, number: int) -> list[int]:
-    """The pages (from 1) to which the links of a page (from 0) of the contents lead."""
-    if number >= len(reader.texts) or not re.match(r"Contents|.*·", reader.texts[number].strip()):
-        return []
-    links = [annotation.get_object() for annotation in reader.pages[number].get("/Annots", [])]
-    return [reader.places[name] for name in dict.fromkeys(str(link["/Dest"]) for link in links)]
-
-
-def test_an_empty_list_of_pages_is_left_out_and_its_pages_are_not(whole):
-    titles = [title for _, title, _ in _bookmarks(whole)]
-    assert "A list of pages" not in titles
-    assert "A page below" in titles
 
 
 @pytest.mark.core
@@ -154,26 +123,22 @@ def test_every_line_of_code_is_complete(whole, texts):
         assert FLAT.sub("", line) in printed, line
 
 
-def test_nothing_reaches_into_the_margins(whole, sample_pdfs):
-    for number, page in enumerate(whole.pages, 1):
-        if number == 1:
-            continue
-        width = float(page.mediabox.width)
-        for left, _, right, _, text in _words(sample_pdfs / "sample.pdf", number):
-            inner, outer = 24 / 25.4 * 72 - 0.5, 26 / 25.4 * 72 - 0.5  # mm, as of a bound book
-            room = (inner, outer) if number % 2 else (outer, inner)
-            assert left >= room[0], f"page {number}: {text}"
-            assert right <= width - room[1], f"page {number}: {text}"
+def test_nothing_reaches_into_the_margins(printed):
+    width, _ = printed("sample").size
+    for number, words in enumerate(printed("sample").words[1:], 2):
+        inner, outer = 24 / 25.4 * 72 - 0.5, 26 / 25.4 * 72 - 0.5  # mm, as of a bound book
+        room = (inner, outer) if number % 2 else (outer, inner)
+        outside = [text for left, _, right, _, text in words if left < room[0] or right > width - room[1]]
+        assert not outside, f"page {number}"
 
 
 def test_letter_is_another_paper_and_others_are_refused(tmp_path):
     book = sample(tmp_path)
     built = book.build("bookpdf", bookpdf_paper="letter", bookpdf_only="second")
     assert not built.error, built.complaints
-    path = built.folder / "second.pdf"
-    pages = PdfReader(path).pages
-    assert {(float(page.mediabox.width), float(page.mediabox.height)) for page in pages} == {(612, 792)}
-    for left, _, right, bottom, text in _words(path, len(pages)):
+    letter = Printed(built.folder / "second.pdf")
+    assert {tuple(map(float, page.mediabox[2:])) for page in letter.reader.pages} == {(612, 792)}
+    for left, _, right, bottom, text in letter.words[-1]:
         assert 70 < left < right < 612 - 70, text
         assert bottom < 792 - 25, text  # a printer reaches within 6 mm of the edge, 17 points
     refused = book.build("bookpdf", bookpdf_paper="quarto").error
@@ -204,13 +169,12 @@ def test_what_the_fonts_do_not_have_is_written_in_words(texts):
     assert "GLHF! <beach with umbrella>" in " ".join("\n".join(texts).split())
 
 
-def test_footnotes_stand_at_the_foot_of_the_page_of_their_call(whole, texts, sample_pdfs):
+def test_footnotes_stand_at_the_foot_of_the_page_of_their_call(printed, texts):
     page = _only_page_with(texts, "A paragraph with a footnote.")
     assert _only_page_with(texts, "The text of footnote one") == page
     assert _only_page_with(texts, "The text of footnote two.") == page
-    words = _words(sample_pdfs / "sample.pdf", page)
-    height = float(whole.pages[page - 1].mediabox.height)
-    tops = [top for _, top, _, _, text in words if text == "footnote" and top > height / 2]
+    _, height = printed("sample").size
+    tops = [top for _, top, _, _, text in printed("sample").words[page - 1] if text == "footnote" and top > height / 2]
     assert len(tops) == 2
     assert min(tops) > 0.8 * height
 
@@ -223,8 +187,8 @@ def test_figures_and_formulas_are_vectors(whole, texts):
     assert not any("DejaVu" in font for font in fonts), fonts
 
 
-def test_cross_references_state_their_page_and_others_do_not(whole, texts):
-    target = next(page for _, title, page in _bookmarks(whole) if title == "A target section")
+def test_cross_references_state_their_page_and_others_do_not(headings, texts):
+    target = headings["A target section"]
     text = "\n".join(texts[4:])
     assert re.search(rf"the other chapter\s+\(p\.\s+{target}\)", text)
     assert re.search(r"to The lab one\s+\(lab\s1\)", text)
@@ -246,13 +210,13 @@ def test_running_heads_name_chapter_and_section(texts):
     assert texts[page - 1].rstrip().endswith(str(page))
 
 
-def test_a_chapter_alone_is_its_pages_of_the_handbook(whole, read):
+def test_a_chapter_alone_is_its_pages_of_the_handbook(whole, read, headings):
     reader = read("first")
     text = "\n".join(reader.texts)
     assert "The lab one" not in text
     assert "A target section" not in text
     assert "The Sample Book" in reader.texts[0]
-    pages = [page for _, title, page in _bookmarks(whole) if title in {"The first chapter", "The second chapter"}]
+    pages = [headings[title] for title in ("The first chapter", "The second chapter")]
     assert f"Pages {pages[0]} to {pages[1] - 1} of The Sample Book" in reader.texts[0]
     assert reader.texts[2:-1] == whole.texts[pages[0] - 1 : pages[1] - 1]
     assert reader.page_labels == ["i", "ii", *map(str, range(*pages)), "iii"]
@@ -265,8 +229,8 @@ def test_a_chapter_alone_has_the_works_that_it_cites(read):
     assert reader.places["second--work-one"] == len(reader.pages)  # where the link of "[7]" leads
 
 
-def test_the_labs_of_a_chapter_are_pages_of_the_companion(labs, read):
-    page = next(page for _, title, page in _bookmarks(labs) if title == "The lab one")
+def test_the_labs_of_a_chapter_are_pages_of_the_companion(labs, read, printed):
+    page = next(page for _, title, page in printed("sample-labs").bookmarks() if title == "The lab one")
     alone = read("second-labs")
     assert alone.page_labels == ["i", "ii", str(page)]
     assert alone.texts[2] == labs.texts[page - 1]
@@ -330,10 +294,9 @@ def test_a_line_is_not_broken_in_its_first_word(texts):
 
 def test_a_reference_names_the_page_where_its_heading_came_to_stand(tmp_path):
     """Where a reference is set before its heading, the number is a guess, so that its page is set once."""
-    sheet = ROOT / "handbook" / "_static" / "print.css"
     there = '<p>See <a class="page-reference" data-page="3" href="#x">there</a>.</p>'
     there += '<h2 id="x" style="break-before: page">There</h2>'
-    document = weasy.lay_out(there, ((sheet, sheet.read_text(encoding="utf-8")),), "reference.pdf")
+    document = weasy.lay_out(there, SHEETS, "reference.pdf")
     correct_page_references(document, {"x": 77})
     weasy.write(document, tmp_path / "reference.pdf")
     assert "See there (p. 77)." in FLAT.sub(" ", PdfReader(tmp_path / "reference.pdf").pages[0].extract_text())
@@ -342,9 +305,7 @@ def test_a_reference_names_the_page_where_its_heading_came_to_stand(tmp_path):
 def test_an_equation_does_not_touch_its_number():
     drawn = '<svg class="math-svg" viewBox="0 0 900 20" style="width:60em;height:2em"><path d="M 0 0 L 900 20"/></svg>'
     line = f'<div class="math-scroll"><div class="math-line">{drawn}</div></div><span class="eqno">(16.12)</span>'
-    sheet = ROOT / "handbook" / "_static" / "print.css"
-    sheets = ((sheet, sheet.read_text(encoding="utf-8")),)
-    document = weasy.lay_out(f'<div class="math display">{line}</div>', sheets, "equation.pdf")
+    document = weasy.lay_out(f'<div class="math display">{line}</div>', SHEETS, "equation.pdf")
     boxes = list(document.pages[0]._page_box.descendants())
     drawing = next(box for box in boxes if str(box.element_tag).endswith("svg"))
     number = next(box for box in boxes if box.element is not None and box.element.get("class") == "eqno")
@@ -364,13 +325,8 @@ def test_two_columns_are_of_equal_length_after_a_few_layouts(monkeypatch):
 
     monkeypatch.setattr(block, "block_container_layout", counted)
     whole = f"<p>{'Text.<br>' * 6}</p>"
-    sheet = (
-        (
-            ROOT / "sheet.css",
-            "div { columns: 2; margin-bottom: 9px } p { break-inside: avoid; margin: 0; line-height: 15px }",
-        ),
-    )
-    document = weasy.lay_out(f"<div>{whole * 5}</div>", sheet, "columns.pdf")
+    sheet = "div { columns: 2; margin-bottom: 9px } p { break-inside: avoid; margin: 0; line-height: 15px }"
+    document = weasy.lay_out(f"<div>{whole * 5}</div>", ((ROOT / "sheet.css", sheet),), "columns.pdf")
     set_columns = [box for box in document.pages[0]._page_box.descendants() if getattr(box, "is_column", False)]
     assert [len(column.children) for column in set_columns] == [3, 2]
     assert set_columns[0].height == 270
@@ -379,13 +335,12 @@ def test_two_columns_are_of_equal_length_after_a_few_layouts(monkeypatch):
 
 def test_a_page_drawn_for_two_pdfs_is_the_same_in_both(tmp_path):
     """Both hyphens are one glyph: what copying it gives is what the page itself says."""
-    sheet = ROOT / "handbook" / "_static" / "print.css"
     body = (
         "<p>all-reduce</p>"
         + "<p style='break-before: page; opacity: .5'>B</p>"
         + "<p style='break-before: page'>C‐D</p>"
     )
-    document = weasy.lay_out(body, ((sheet, sheet.read_text(encoding="utf-8")),), "twice.pdf")
+    document = weasy.lay_out(body, SHEETS, "twice.pdf")
     weasy.write(document, tmp_path / "book.pdf")
     weasy.write(document.copy(document.pages[2:]), tmp_path / "third.pdf")
     weasy.write(document.copy(document.pages), tmp_path / "again.pdf")
@@ -397,9 +352,8 @@ def test_a_page_drawn_for_two_pdfs_is_the_same_in_both(tmp_path):
 
 def test_a_pdf_does_not_say_when_it_was_made(tmp_path):
     """Two builds of the same sources make the same bytes; a test that passed need not read the second."""
-    sheet = ROOT / "handbook" / "_static" / "print.css"
     for name in ("first", "second"):
-        weasy.set_pdf("<p>One<p>Two", ((sheet, sheet.read_text(encoding="utf-8")),), tmp_path / f"{name}.pdf")
+        weasy.set_pdf("<p>One<p>Two", SHEETS, tmp_path / f"{name}.pdf")
     assert (tmp_path / "first.pdf").read_bytes() == (tmp_path / "second.pdf").read_bytes()
 
 

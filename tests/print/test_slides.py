@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
+from printed import Printed
 from pypdf import PdfReader
 
 from _ext.forms.deck_pdf import light, plain_svg, read_slides
 from _ext.forms.deck_sizes import LABEL_PX, code_size_px, legible, text_size_px
 from tiny_book import EXTENSIONS, TinyBook
-from tools import PATIENCE_S, ROOT, built_once, need
+from tools import PATIENCE_S, ROOT, built_once
 
 CONF = f"""
 import sys
@@ -138,27 +139,7 @@ def deck(folder: Path) -> TinyBook:
 
 
 def pages(pdf: Path) -> list[str]:
-    return [re.sub(r"\s+", " ", page).strip() for page in pdftotext("-raw", pdf).split("\f")[:-1]]
-
-
-def pdftotext(option: str, pdf: Path) -> str:
-    need("pdftotext", "poppler-utils")
-    return subprocess.run(["pdftotext", option, str(pdf), "-"], capture_output=True, text=True, check=True).stdout
-
-
-def text_boxes(pdf: Path) -> list[list[tuple[float, float, float, float, str]]]:
-    """Of each page the words with their boxes: left, top, right and bottom as shares of the page."""
-    found, out = [], pdftotext("-bbox", pdf)
-    for width, height, words in re.findall(r'<page width="([\d.]+)" height="([\d.]+)">(.*?)</page>', out, re.DOTALL):
-        across, down = float(width), float(height)
-        boxes = re.findall(r'xMin="([\d.-]+)" yMin="([\d.-]+)" xMax="([\d.-]+)" yMax="([\d.-]+)">([^<]*)', words)
-        found.append(
-            [
-                (float(a) / across, float(b) / down, float(c) / across, float(d) / down, text)
-                for a, b, c, d, text in boxes
-            ]
-        )
-    return found
+    return [" ".join(page.split()) for page in Printed(pdf).pages[:-1]]
 
 
 # -- a sample ---------------------------------------------------------------------------------------
@@ -351,8 +332,11 @@ def test_every_deck_has_a_page_for_each_slide_and_its_notes(slides):
 def test_no_text_leaves_its_page(slides):
     for name in DECKS:
         for kind in (f"{name}.pdf", f"{name}-notes.pdf"):
-            for number, words in enumerate(text_boxes(slides / kind), 1):
-                outside = [word for *box, word in words if min(box) < 0.01 or max(box[2:]) > 0.995]
+            printed = Printed(slides / kind)
+            width, height = printed.size
+            for number, words in enumerate(printed.words, 1):
+                places = [(word, (x / width, y / height, to / width, foot / height)) for x, y, to, foot, word in words]
+                outside = [word for word, place in places if min(place) < 0.01 or max(place) > 0.995]
                 assert not outside, f"{kind}, page {number}: {outside}"
 
 

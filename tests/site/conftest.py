@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+from bs4 import BeautifulSoup
 from strict_page import KINDS, StrictPage, watched
 
 from _ext.explorers.explorer_examples import page_data
@@ -43,6 +44,31 @@ def tab(browser, site):
     page.add_init_script("try { localStorage.clear(); } catch {}")
     yield watched(page, site, wrong), wrong
     page.close()
+
+
+@pytest.fixture
+def opened(browser, html):
+    """Open a page from its file, as one reader; nothing may go wrong in it."""
+    pages, errors = [], []
+
+    def open_(name, **options):
+        page = browser.new_page(**options)
+        pages.append(page)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("requestfailed", lambda one: "ABORTED" in one.failure or errors.append(one.url))  # by leaving a page
+        page.goto((html / name).as_uri())
+        return page
+
+    yield open_
+    for page in pages:
+        page.close()
+    assert not errors
+
+
+@pytest.fixture(scope="session")
+def read(html):
+    """A page of the book, parsed."""
+    return lambda name: BeautifulSoup((html / name).read_text(encoding="utf-8"), "html.parser")
 
 
 def explorers_page() -> str:

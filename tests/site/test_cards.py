@@ -1,11 +1,15 @@
-"""Interview cards and quizzes: one source, and how it looks on the web, in print, and in a deck."""
+"""Interview cards and quizzes: one source, and how it looks on the web, in print, in a deck, and as flashcards."""
 
 import json
 import re
+import sqlite3
+import zipfile
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from bs4 import BeautifulSoup
 
 from _ext.cards.card_source import Card, Passage, parse_card
 from _ext.cards.cards import cards_of_the_book
@@ -15,9 +19,9 @@ INTERVIEW = """
 :::{interview} bucket-order
 :question: Why does DDP fill its buckets in *reverse* order: because of `backward`?
 :level: core
-:evidence: lab:bucket-xray section:some-section
+:evidence: lab:bucket-xray lab:waits section:some-section
 
-Spoken **answer**.
+Spoken [link](#some-section) **answer**.
 
 +++ weak
 Because it is *faster*.
@@ -28,7 +32,7 @@ Because it is *faster*.
 - Knows no bucket.
 
 +++ depth
-Deeper, with code:
+Deeper ![A dot](dot.svg), with code:
 
 ```python
 +++ not a part
@@ -61,20 +65,24 @@ The forward decides.
 SEVERAL = QUIZ.replace("no-sync-where", "several").replace("[ ] around `opt", "[x] around `opt")
 SEVERAL = SEVERAL.replace("  : It sends nothing.\n", "")
 MISSING = {
-    "lab:no-lab": "evidence lab:no-lab is not a lab; choose one of bucket-xray",
+    "lab:no-lab": "evidence lab:no-lab is not a lab; choose one of bucket-xray, waits",
     "claim:no-claim": "there is no claim 'no-claim'",
     "section:no-label": "no-label",
 }
-UNSHOWN = INTERVIEW.lstrip().replace("lab:bucket-xray section:some-section", " ".join(MISSING))
+UNSHOWN = INTERVIEW.lstrip().replace("lab:bucket-xray lab:waits section:some-section", " ".join(MISSING))
 REASONS = ["It comes too late, whatever you write.", "It sends nothing."]
 WRONG_CARDS = [
-    (INTERVIEW.replace("Spoken **answer**.", ""), 3, "has no answer"),
+    (re.sub("Spoken.*", "", INTERVIEW), 3, "has no answer"),
     (INTERVIEW.replace(":level: core\n", ""), 3, "unknown level ''"),
     (INTERVIEW.replace("core", "expert"), 3, "unknown level 'expert'; take one of core, deep, staff"),
     (re.sub(":question: .*", ":question:", INTERVIEW), 3, "has no question"),
     (INTERVIEW.replace("+++ follow-ups", "+++ followups"), 25, "unknown or repeated part '+++ followups'"),
     (INTERVIEW.replace("- Says", "Says"), 14, "'+++ flags' that are not a list"),
-    (INTERVIEW.replace("lab:bucket-xray ", ""), 3, "has nothing that shows it; add a lab:ID, claim:ID or cite:KEY"),
+    (
+        INTERVIEW.replace("lab:bucket-xray lab:waits ", ""),
+        3,
+        "has nothing that shows it; add a lab:ID, claim:ID or cite:KEY",
+    ),
     (INTERVIEW.replace("bucket-order", "Bucket_order"), 3, "needs an id of small letters"),
     (INTERVIEW.replace("lab:bucket-xray", "bucket-xray"), 3, "evidence 'bucket-xray'; write lab:ID"),
     (QUIZ.replace("[x]", "[ ]"), 3, "has no right option"),
@@ -84,44 +92,105 @@ WRONG_CARDS = [
     (QUIZ.replace("- [x] around", "- around"), 11, "a line that is not an option: '- around both'"),
     (QUIZ.replace("  : It sends nothing.\n", ""), 12, "why 'around `optimizer.step()`' is wrong; add"),
 ]
+
+
+def asked(name: str, level: str, weak: str = "") -> str:
+    weak = f"\n+++ weak\n{weak}\n" if weak else ""
+    options = f":question: What about {name}?\n:level: {level}\n:evidence: lab:bucket-xray\n"
+    return f"\n:::{{interview}} {name}\n{options}\nThis.\n{weak}:::\n"
+
+
 PAGES = {
+    "first": asked("alpha", "core") + asked("beta", "deep") + asked("gamma", "staff", "That."),
+    "second": asked("delta", "core") + asked("epsilon", "deep"),
     "good": f"(some-section)=\n## A section\n{INTERVIEW}\n{QUIZ}",
     "several": SEVERAL,
     "boxes": f"::::{{note}}\n{QUIZ}\n::::\n\n````md\n{INTERVIEW}\n````\n".replace("no-sync-where", "in-a-box"),
     "missing": UNSHOWN.replace("bucket-order", "unshown"),
     **{f"wrong{n}": text.lstrip("\n") for n, (text, _, _) in enumerate(WRONG_CARDS)},
 }
+CHOICES = {
+    "": "alpha beta gamma delta epsilon bucket-order unshown",
+    ":level: core": "alpha delta bucket-order unshown",
+    ":level: deep staff\n:chapter: first": "beta gamma",
+    ":part: second": "delta epsilon",
+    ":count: 4": "gamma delta bucket-order unshown",  # of each chapter one; gamma has a weak answer
+    ":count: 5": "alpha gamma delta bucket-order unshown",
+    ":ids: epsilon no-sync-where alpha": "epsilon no-sync-where alpha",
+}
+WRONG_DECKS = {
+    ":level: hard": "no interview card has the level 'hard'; choose one of core, deep, staff",
+    ":chapter: firstt": "no interview card has the chapter 'firstt'; did you mean 'first'?",
+    ":count: 9": "9 cards are asked for, and there are 7",
+    ":ids: alpha\n:level: core": "with :ids: no other option chooses",
+    ":ids: alpa": "there is no card 'alpa'; did you mean 'alpha'?",
+}
+DECKS = [*CHOICES, *WRONG_DECKS]
+QUESTIONS = {"no-sync-where": "Where must no_sync be entered?"}
+QUESTIONS["bucket-order"] = "Why does DDP fill its buckets in reverse order: because of backward?"
+QUESTIONS["unshown"] = QUESTIONS["bucket-order"]
+NUMBERS = {"core": 1752034813, "deep": 1752034814, "staff": 1752034815, "quiz": 1752034816, "errors": 1752034817}
 
 
-def with_a_lab(made: TinyBook) -> TinyBook:
-    made.write("gallery/internals/plot_05_bucket_xray.py", "")
-    made.write("handbook/labs/internals/plot_05_bucket_xray.rst", ":orphan:\n\nBucket X-ray\n============\n")
-    return made
+def notes(folder: Path) -> dict[str, tuple[str, list[str], list[str], str]]:
+    """GUID, fields, tags and deck of each note of the package, by card id."""
+    with zipfile.ZipFile(folder / "ddp-handbook.apkg") as package:
+        package.extract("collection.anki2", folder)
+    with sqlite3.connect(folder / "collection.anki2") as base:
+        (known,) = base.execute("select decks from col").fetchone()
+        rows = base.execute("select guid, flds, tags, did from notes join cards on notes.id = cards.nid").fetchall()
+    decks = {int(number): deck["name"].removeprefix("The DDP Handbook::") for number, deck in json.loads(known).items()}
+    assert NUMBERS.items() <= {name: number for number, name in decks.items()}.items(), "else a reader has them twice"
+    split = [(guid, fields.split("\x1f"), tags.split(), decks[deck]) for guid, fields, tags, deck in rows]
+    return {note[1][0]: note for note in split}
+
+
+@dataclass
+class Forms:
+    """The book in each form."""
+
+    book: TinyBook
+    early: Built  # decks before the book
+    web: list[Built]  # twice
+    epub: Built
+    decks: Built
+    anki: Built
+    notes: list[dict[str, tuple[str, list[str], list[str], str]]]  # of the package; and again, after a card had changed
+
+    def cards(self) -> dict[str, Card]:
+        """The cards of the book."""
+        with self.book.taken_for_the_repository():
+            return cards_of_the_book()
 
 
 @pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> TinyBook:
-    """A page for each case."""
-    made = with_a_lab(TinyBook(tmp_path_factory.mktemp("book")))
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Forms:
+    """A page for each case; decks that take cards from them; a lab, and one that no edition has run."""
+    made = TinyBook(tmp_path_factory.mktemp("book"))
+    made.rewrite("conf.py", '"myst_parser"', '"myst_parser", "sphinx_revealjs"')
+    for name, title in (("05_bucket_xray", "Bucket X-ray"), ("06_waits", "It waits")):
+        made.write(f"gallery/internals/plot_{name}.py", "")
+        made.write(f"handbook/labs/internals/plot_{name}.rst", f":orphan:\n\n{title}\n============\n")
+    waits = json.dumps(evidence(waiting=True, needs="needs a GPU"))
+    made.write("handbook/labs/internals/plot_06_waits.base.json", waits)
+    for folder in ("handbook", "slides"):
+        made.write(f"{folder}/dot.svg", '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>')
     made.chapters(**PAGES)
-    return made
+    made.write("slides/pair.md", "# Deck\n\n```{deck-card} bucket-order\n```\n\n```{deck-card} no-sync-where\n```\n")
+    made.write("slides/unknown.md", "# Deck\n\n```{deck-card} bucket-orders\n```\n")
+    for number, options in enumerate(DECKS):
+        made.write(f"slides/deck{number}.md", f"# Deck\n\n```{{deck-cards}}\n{options}\n```\n")
+    made.write("slides/index.md", "# Decks\n\n```{toctree}\n:glob:\n\n*\n```\n")
+    early = made.build("dummy", source="slides", out="early")
+    web, epub = [made.build(), made.build()], made.build("epub")
+    decks, anki = made.build("revealjs", source="slides"), made.build("anki")
+    before = notes(anki.folder)
+    made.rewrite("handbook/good.md", "The forward decides.", "Other words.")
+    return Forms(made, early, web, epub, decks, anki, [before, notes(made.build("anki").folder)])
 
 
-@pytest.fixture(scope="module")
-def builds(book: TinyBook) -> list[Built]:
-    """The book, built twice for the web, and for an EPUB."""
-    return [book.build(), book.build(), book.build("epub")]
-
-
-@pytest.fixture(scope="module")
-def cards(book: TinyBook, builds: list[Built]) -> dict[str, Card]:
-    """The cards of the book."""
-    with book.taken_for_the_repository():
-        return cards_of_the_book()
-
-
-def test_on_the_web_a_card_is_a_fold(builds: list[Built]) -> None:
-    built = builds[0]
+def test_on_the_web_a_card_is_a_fold(forms: Forms) -> None:
+    built = forms.web[0]
     assert not built.error
     assert all(re.search("/(wrong|missing)", line) for line in built.warnings.splitlines()), built.warnings
     card = built.page("good").select_one("details.interview#card-bucket-order")
@@ -134,21 +203,12 @@ def test_on_the_web_a_card_is_a_fold(builds: list[Built]) -> None:
     assert "+++ not a part" in card.select_one(".card-depth pre").get_text()
     assert card.select_one(".card-follow-ups li strong").get_text() == "And then?"
     links = {link.get_text(): link["href"] for link in card.select(".card-evidence a")}
+    # nor to a lab that no edition has run
     assert links == {"Bucket X-ray": "labs/internals/plot_05_bucket_xray.html", "A section": "#some-section"}
 
 
-def test_a_card_does_not_point_to_a_lab_that_no_edition_has_run(tmp_path: Path) -> None:
-    made = with_a_lab(TinyBook(tmp_path))
-    made.chapters(one=PAGES["good"])
-    shown = evidence(waiting=True, needs="needs a GPU")
-    made.write("handbook/labs/internals/plot_05_bucket_xray.base.json", json.dumps(shown))
-    built = made.build()
-    assert built.complaints == ""
-    assert [link.get_text() for link in built.page("one").select(".card-evidence a")] == ["A section"]
-
-
-def test_on_the_web_a_quiz_has_one_choice_and_a_folded_answer(builds: list[Built]) -> None:
-    quiz = builds[0].page("good").select_one("fieldset.quiz")
+def test_on_the_web_a_quiz_has_one_choice_and_a_folded_answer(forms: Forms) -> None:
+    quiz = forms.web[0].page("good").select_one("fieldset.quiz")
     assert [box["type"] for box in quiz.select("input")] == ["radio"] * 3
     assert {box["name"] for box in quiz.select("input")} == {"card-no-sync-where"}
     assert [label["class"] for label in quiz.select("label")] == [["quiz-wrong"], ["quiz-right"], ["quiz-wrong"]]
@@ -161,8 +221,8 @@ def test_on_the_web_a_quiz_has_one_choice_and_a_folded_answer(builds: list[Built
     assert not quiz.select(".quiz-reasons"), "the web shows each reason at its option"
 
 
-def test_a_card_gives_its_weak_answer_and_its_red_flags(cards: dict[str, Card]) -> None:
-    card, quiz = cards["bucket-order"], cards["no-sync-where"]
+def test_a_card_gives_its_weak_answer_and_its_red_flags(forms: Forms) -> None:
+    card, quiz = (forms.cards()[name] for name in ("bucket-order", "no-sync-where"))
     assert card.weak == "Because it is *faster*."
     assert card.flags == ['Says "asynchronous", and stops there.', "Knows no bucket."]
     assert (quiz.weak, quiz.flags) == ("", [])
@@ -183,26 +243,31 @@ def test_options_stand_in_an_order_that_only_the_id_decides() -> None:
     assert quiz(1, body.replace("The forward decides.", "Other words.")).options == found[1].options
 
 
-def test_several_right_options_are_boxes_to_tick(builds: list[Built]) -> None:
-    quiz = builds[0].page("several").select_one("fieldset.quiz")
+def test_several_right_options_are_boxes_to_tick(forms: Forms) -> None:
+    quiz = forms.web[0].page("several").select_one("fieldset.quiz")
     assert [box["type"] for box in quiz.select("input")] == ["checkbox"] * 3
     assert quiz.select_one(".card-label").get_text() == "Answer: B, C"
 
 
-def test_the_epub_has_neither_folds_nor_inputs(builds: list[Built]) -> None:
-    page = builds[2].page("good", "xhtml")
+def test_the_epub_has_neither_folds_nor_inputs(forms: Forms) -> None:
+    page = forms.epub.page("good", "xhtml")
     assert not page.select("details, input, fieldset, summary, legend")
     assert [item.get_text() for item in page.select("ol.quiz-options[type=A] > li")][1] == "around both"
     assert "Answer: B" in page.select_one(".quiz").get_text()
     assert page.select_one(".quiz-reasons").get_text().split() == f"A: {REASONS[0]} C: {REASONS[1]}".split()
-    assert "Spoken answer" in page.select_one(".interview").get_text()
+    assert "Spoken link answer" in page.select_one(".interview").get_text()
 
 
-@pytest.mark.parametrize("number", range(len(WRONG_CARDS)))
-def test_a_wrong_card_is_named_with_file_and_line(builds: list[Built], number: int) -> None:
-    _, line, says = WRONG_CARDS[number]
-    for built in builds[:2]:  # an incremental build must not forget it
-        assert re.search(rf"wrong{number}.md:{line}: WARNING: .*{re.escape(says)}", built.warnings), built.warnings
+@pytest.mark.parametrize(
+    ("page", "line", "says"),
+    [
+        *((f"wrong{number}", line, says) for number, (_, line, says) in enumerate(WRONG_CARDS)),
+        *(("missing", 3, says) for says in MISSING.values()),
+    ],
+)
+def test_a_wrong_card_and_evidence_that_is_not_there_are_named_with_file_and_line(forms, page, line, says) -> None:
+    for built in forms.web:  # an incremental build must not forget it
+        assert re.search(rf"{page}.md:{line}: WARNING: .*{re.escape(says)}", built.warnings), built.warnings
 
 
 def test_two_cards_of_one_id_end_every_build(tmp_path: Path) -> None:
@@ -217,84 +282,29 @@ def test_two_cards_of_one_id_end_every_build(tmp_path: Path) -> None:
     assert book.build("dummy").complaints == ""
 
 
-@pytest.mark.parametrize("says", MISSING.values())
-def test_evidence_that_is_not_there_is_reported(builds: list[Built], says: str) -> None:
-    assert re.search(rf"missing.md:3: WARNING: .*{re.escape(says)}", builds[0].warnings), builds[0].warnings
-
-
-def test_cards_are_found_inside_boxes_and_not_inside_code(cards: dict[str, Card]) -> None:
-    (found,) = (card for card in cards.values() if card.path.name == "boxes.md")
+def test_cards_are_found_inside_boxes_and_not_inside_code(forms: Forms) -> None:
+    (found,) = (card for card in forms.cards().values() if card.path.name == "boxes.md")
     assert (found.id, found.line, found.right_letters) == ("in-a-box", 5, "B")
 
 
-def test_what_is_kept_for_the_decks_does_not_say_in_which_folder_the_book_is(
-    book: TinyBook, cards: dict[str, Card]
-) -> None:
-    assert all(card.path.is_relative_to(book.root / "handbook") for card in cards.values())
-    assert book.root.name.encode() not in (book.root / "_build/cards.pickle").read_bytes()
+def test_what_is_kept_for_the_decks_does_not_say_in_which_folder_the_book_is(forms: Forms) -> None:
+    root = forms.book.root
+    assert all(card.path.is_relative_to(root / "handbook") for card in forms.cards().values())
+    assert root.name.encode() not in (root / "_build/cards.pickle").read_bytes()
 
 
 # -- decks ------------------------------------------------------------------------------------------
 
 
-def asked(name: str, level: str, weak: str = "") -> str:
-    weak = f"\n+++ weak\n{weak}\n" if weak else ""
-    options = f":question: What about {name}?\n:level: {level}\n:evidence: cite:one\n"
-    return f"\n:::{{interview}} {name}\n{options}\nThis.\n{weak}:::\n"
-
-
-CHOICES = {
-    "": "alpha beta gamma delta epsilon bucket-order",
-    ":level: core": "alpha delta bucket-order",
-    ":level: deep staff\n:chapter: first": "beta gamma",
-    ":part: second": "delta epsilon",
-    ":count: 3": "gamma delta bucket-order",  # of each chapter one; gamma has a weak answer
-    ":count: 4": "alpha gamma delta bucket-order",
-    ":ids: epsilon no-sync-where alpha": "epsilon no-sync-where alpha",
-}
-WRONG = {
-    ":level: hard": "no interview card has the level 'hard'; choose one of core, deep, staff",
-    ":chapter: firstt": "no interview card has the chapter 'firstt'; did you mean 'first'?",
-    ":count: 9": "9 cards are asked for, and there are 6",
-    ":ids: alpha\n:level: core": "with :ids: no other option chooses",
-    ":ids: alpa": "there is no card 'alpa'; did you mean 'alpha'?",
-}
-DECKS = [*CHOICES, *WRONG]
-QUESTIONS = {
-    "bucket-order": "Why does DDP fill its buckets in reverse order: because of backward?",
-    "no-sync-where": "Where must no_sync be entered?",
-}
-
-
-@pytest.fixture(scope="module")
-def decks(tmp_path_factory: pytest.TempPathFactory) -> list[Built]:
-    """Decks built before their book was, and after it."""
-    made = with_a_lab(TinyBook(tmp_path_factory.mktemp("decks")))
-    made.chapters(
-        first=asked("alpha", "core") + asked("beta", "deep") + asked("gamma", "staff", "That."),
-        second=asked("delta", "core") + asked("epsilon", "deep"),
-        third=f"(some-section)=\n## A section\n{INTERVIEW}\n{QUIZ}".replace("Spoken", "Spoken [link](#some-section)"),
-    )
-    made.rewrite("conf.py", '"myst_parser"', '"myst_parser", "sphinx_revealjs"')
-    made.write("slides/pair.md", "# Deck\n\n```{deck-card} bucket-order\n```\n\n```{deck-card} no-sync-where\n```\n")
-    made.write("slides/unknown.md", "# Deck\n\n```{deck-card} bucket-orders\n```\n")
-    for number, options in enumerate(DECKS):
-        made.write(f"slides/deck{number}.md", f"# Deck\n\n```{{deck-cards}}\n{options}\n```\n")
-    made.write("slides/index.md", "# Decks\n\n```{toctree}\n:glob:\n\n*\n```\n")
-    early = made.build("dummy", source="slides", out="early")
-    made.build("dummy")
-    return [early, made.build("revealjs", source="slides")]
-
-
-def test_a_deck_takes_a_card_as_two_slides_with_notes(decks: list[Built]) -> None:
-    built = decks[1]
+def test_a_deck_takes_a_card_as_two_slides_with_notes(forms: Forms) -> None:
+    built = forms.decks
     assert not built.error
     assert all(re.search("/(deck|unknown)", line) for line in built.warnings.splitlines()), built.warnings
     slides = [slide for slide in built.page("pair").select("section") if not slide.select("section")]
     titles = [slide.h2.get_text() for slide in slides[1:]]
     assert titles[0].startswith("Why does DDP fill")
     assert titles[1::2] == [f"Answer: {title}" for title in titles[::2]], "a slide that is seen alone"
-    assert slides[1].select_one(".deck-from").get_text() == "The third chapter · core"
+    assert slides[1].select_one(".deck-from").get_text() == "The good chapter · core"
     assert "Spoken link answer" in slides[2].get_text()
     notes = slides[2].select_one("aside.notes")
     assert notes.select_one("li strong").get_text() == "And then?"
@@ -310,18 +320,67 @@ def test_a_deck_takes_a_card_as_two_slides_with_notes(decks: list[Built]) -> Non
 
 
 @pytest.mark.parametrize("number", range(len(DECKS)))
-def test_a_deck_asks_for_cards_by_chapter_level_count_or_ids(decks: list[Built], number: int) -> None:
+def test_a_deck_asks_for_cards_by_chapter_level_count_or_ids(forms: Forms, number: int) -> None:
     if asked := CHOICES.get(DECKS[number]):
-        titles = [title.get_text() for title in decks[1].page(f"deck{number}").select("h2")]
+        titles = [title.get_text() for title in forms.decks.page(f"deck{number}").select("h2")]
         assert titles[::2] == [QUESTIONS.get(name, f"What about {name}?") for name in asked.split()]
-        assert not decks[1].about(f"deck{number}")
+        assert not forms.decks.about(f"deck{number}")
     else:
-        said = re.escape(WRONG[DECKS[number]])
-        assert re.search(rf"deck{number}.md:3: WARNING: .*{said}", decks[1].warnings), decks[1].warnings
+        said = re.escape(WRONG_DECKS[DECKS[number]])
+        assert re.search(rf"deck{number}.md:3: WARNING: .*{said}", forms.decks.warnings), forms.decks.warnings
 
 
-def test_for_an_unknown_card_a_deck_names_those_that_are_near(decks: list[Built]) -> None:
-    early, built = decks
-    assert re.search(r"cards of the book are not in .*; run: make html", early.error)
+def test_for_an_unknown_card_a_deck_names_those_that_are_near(forms: Forms) -> None:
+    assert re.search(r"cards of the book are not in .*; run: make html", forms.early.error)
     says = "unknown.md:3: WARNING: there is no card 'bucket-orders'; did you mean 'bucket-order'?"
-    assert says in built.warnings
+    assert says in forms.decks.warnings
+
+
+# -- flashcards -------------------------------------------------------------------------------------
+
+
+def test_each_card_and_quiz_is_one_note(forms: Forms) -> None:
+    found = forms.notes[0]
+    assert not forms.anki.error
+    assert [path.name for path in forms.anki.folder.iterdir() if path.suffix == ".html"] == []
+    assert found.keys() == forms.cards().keys()
+    _, (_, question, answer, source), tags, _ = found["bucket-order"]
+    assert "<em>reverse</em>" in question
+    assert "core" in question
+    page = BeautifulSoup(answer, "html.parser")
+    assert not page.select("a")
+    assert page.select_one("img")["src"] == "dot.svg"
+    assert [label.get_text() for label in page.select(".card-label")] == [
+        "A weak answer",
+        "Red flags",
+        "In depth",
+        "Likely follow-ups",
+    ]
+    assert source == "The good chapter"
+    assert sorted(tags) == ["core", "good", "interview"]
+    _, (_, question, answer, _), tags, _ = found["no-sync-where"]
+    assert len(BeautifulSoup(question, "html.parser").select("ol li")) == 3
+    assert "<input" not in question
+    assert "Answer: B" in answer
+    assert "It sends nothing." in answer
+    assert "It sends nothing." not in question
+    assert sorted(tags) == ["good", "quiz"]
+    with zipfile.ZipFile(forms.anki.folder / "ddp-handbook.apkg") as package:
+        assert list(json.loads(package.read("media")).values()) == ["dot.svg"]
+
+
+def test_a_card_keeps_its_guid_when_its_words_change(forms: Forms) -> None:
+    before, after = forms.notes
+    assert {name: note[0] for name, note in before.items()} == {name: note[0] for name, note in after.items()}
+    assert "Other words" in after["no-sync-where"][1][2]
+
+
+def test_levels_and_quizzes_are_decks_of_their_own_and_keep_their_numbers(forms: Forms) -> None:
+    held = {deck: [name for name, note in forms.notes[0].items() if note[3] == deck] for deck in NUMBERS}
+    assert {deck: sorted(names) for deck, names in held.items()} == {
+        "core": ["alpha", "bucket-order", "delta", "unshown"],
+        "deep": ["beta", "epsilon"],
+        "staff": ["gamma"],
+        "quiz": ["in-a-box", "no-sync-where", "several"],
+        "errors": [],
+    }

@@ -104,23 +104,20 @@ def record(book: TinyBook, *claims: str, edition: str = "base", **changes: objec
         book.write(path, json.dumps({"machine": {"cpu": "Some CPU", "cores": 2}, "results": results}))
 
 
-def small(root: Path) -> TinyBook:
+@pytest.fixture
+def book(tmp_path: Path) -> TinyBook:
     """A book of two claims and their list."""
-    made = TinyBook(root)
+    made = TinyBook(tmp_path)
     made.write("tests/claims/test_sums.py", TESTS)
     made.chapters(first=FIRST, second=SECOND, claims=LIST)
     return made
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> TinyBook:
-    return small(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> TinyBook:
     """A claim for each case, each with its test and what two editions have of it."""
-    made = small(tmp_path_factory.mktemp("cases"))
+    made = TinyBook(tmp_path_factory.mktemp("cases"))
+    made.write("tests/claims/test_sums.py", TESTS)
     scoped = "".join(stated(name, options) for name, options in SCOPED.items())
     made.chapters(
         first=FIRST,
@@ -191,55 +188,35 @@ def test_a_claim_that_a_lab_proves_has_the_record_of_the_lab_and_leads_to_its_pa
         assert entry(built, claim).endswith("✓ 2 ranks · gloo lab")
 
 
-@pytest.mark.parametrize(
-    ("name", "holds", "label", "words"),
-    [
-        ("known-anywhere", "any backend", "✓", "on any backend"),
-        ("known-on-gloo", "gloo", "✓\N{NO-BREAK SPACE}gloo", "on gloo"),
-        ("known-but-on-nccl", "not known on NCCL", "✓\N{NO-BREAK SPACE}NCCL?", "on gloo; not known on NCCL"),
-    ],
-)
-def test_a_tick_names_the_scope_unless_the_claim_holds_everywhere(built, name, holds, label, words) -> None:
-    assert tick(built, name).get_text() == label
-    assert tick(built, name)["title"] == f"shown by a test; holds {words}"
-    _, where, known, _ = built.page("scoped").select(f"#shown-{name} p")
-    assert where.get_text() == f"Holds {words}"
-    assert known.get_text() == "Known source: Reducer in reducer.cpp, torch 2.13.0"
-    assert [code.get_text() for code in known.select("code")] == ["Reducer", "reducer.cpp"]
-    assert built.page("claims").select_one(f"#proof-{name}")["data-holds"] == holds
-    assert f"{words} source: Reducer" in entry(built, name)
-
-
 RAN = "NCCL 2.28.9, 2 ranks sharing one GPU (edition h200)"
 
 
 @pytest.mark.parametrize(
     ("name", "label", "says"),
     [
-        ("shown-on-nccl", "✓", "holds on gloo and on NCCL; run on NCCL 2.28.9, 3 ranks (edition h200)"),
-        ("shared", "✓", f"holds on any backend; run on {RAN}"),
-        ("partly", "✓\N{NO-BREAK SPACE}NCCL?", f"holds on gloo; not known on NCCL; run in part on {RAN}"),
-        ("alone", "✓\N{NO-BREAK SPACE}NCCL?", "holds on gloo; not known on NCCL"),
-        ("fails-there", "✓\N{NO-BREAK SPACE}gloo", f"holds on gloo; does not hold on {RAN}"),
+        ("known-anywhere", "✓", "on any backend"),
+        ("known-on-gloo", "✓ gloo", "on gloo"),
+        ("known-but-on-nccl", "✓ NCCL?", "on gloo; not known on NCCL"),
+        ("shown-on-nccl", "✓", "on gloo and on NCCL; run on NCCL 2.28.9, 3 ranks (edition h200)"),
+        ("shared", "✓", f"on any backend; run on {RAN}"),
+        ("partly", "✓ NCCL?", f"on gloo; not known on NCCL; run in part on {RAN}"),
+        ("alone", "✓ NCCL?", "on gloo; not known on NCCL"),
+        ("fails-there", "✓ gloo", f"on gloo; does not hold on {RAN}"),
     ],
 )
-def test_what_another_edition_ran_on_nccl_is_said_in_this_one(built: Built, cases: TinyBook, name, label, says) -> None:
-    """Its author's scope yields; a world of one shows nothing of NCCL."""
-    assert tick(built, name).get_text() == label
-    assert tick(built, name)["title"] == f"shown by a test; {says}"
-    assert f"Holds {says.removeprefix('holds ')}" in [
-        p.get_text() for p in built.page("scoped").select(f"#shown-{name} p")
-    ]
-    assert says.removeprefix("holds ") in entry(built, name)
-
-
-def test_a_result_on_nccl_of_an_older_test_says_so(tmp_path: Path) -> None:
-    book = small(tmp_path)
-    book.write("gallery/editions/h200/manifest.json", "{}")
-    record(book, "one-is-one", edition="h200", launches=[NCCL], key="0")
-    assert "run on NCCL 2.28.9, 2 ranks (edition h200; the test changed since)" in entry(book.build(), "one-is-one")
-    record(book, "one-is-one", edition="h200", launches=[NCCL])
-    assert "run on NCCL 2.28.9, 2 ranks (edition h200)" in entry(book.build(), "one-is-one"), "also a page that is kept"
+def test_a_tick_names_the_scope_unless_the_claim_holds_everywhere(built: Built, name, label, says) -> None:
+    """Its author's scope yields to what another edition ran on NCCL; a world of one shows nothing of NCCL."""
+    assert tick(built, name).get_text() == label.replace(" ", "\N{NO-BREAK SPACE}")
+    assert tick(built, name)["title"] == f"shown by a test; holds {says}"
+    panel = built.page("scoped").select(f"#shown-{name} p")
+    assert f"Holds {says}" in [line.get_text() for line in panel]
+    assert says in entry(built, name)
+    if name.startswith("known"):
+        assert panel[2].get_text() == "Known source: Reducer in reducer.cpp, torch 2.13.0"
+        assert [code.get_text() for code in panel[2].select("code")] == ["Reducer", "reducer.cpp"]
+        holds = SCOPED[name].splitlines()[0].removeprefix(":holds: ")
+        assert built.page("claims").select_one(f"#proof-{name}")["data-holds"] == holds
+        assert f"{says} source: Reducer" in entry(built, name)
 
 
 def test_a_scope_and_how_it_is_known_are_demanded_where_the_configuration_says_so(cases: TinyBook) -> None:
@@ -301,24 +278,16 @@ def test_on_paper_the_list_has_scope_and_no_source_and_ticks_their_labels(cases:
     assert "popover" not in chapter
 
 
-def test_a_claim_without_result_is_shown_as_not_run(built: Built) -> None:
+def test_a_claim_without_result_is_not_run_and_a_result_of_another_test_is_stale(cases: TinyBook, built: Built) -> None:
     assert "○ not run" in entry(built, "not-run")
     assert tick(built, "not-run", "others")["aria-label"] == "has a test, not run in this edition"
     assert "Shown not run in this edition" in built.page("others").select_one("#shown-not-run").get_text()
-
-
-def test_a_result_of_another_test_is_stale(built: Built) -> None:
     assert "stale: the test changed since" in entry(built, "stale")
     assert "stale" not in entry(built, "one-is-one")
+    assert "✓" in entry(cases.build(labs_edition="h200", out="h200"), "not-run"), "the edition can be chosen"
 
 
-def test_the_edition_can_be_chosen(cases: TinyBook, built: Built) -> None:
-    assert "not run" in entry(built, "not-run")
-    assert "✓" in entry(cases.build(labs_edition="h200", out="h200"), "not-run")
-
-
-def test_what_does_not_hold_together_ends_every_build(tmp_path: Path) -> None:
-    book = small(tmp_path)
+def test_what_does_not_hold_together_ends_every_build(book: TinyBook) -> None:
     book.write("tests/claims/test_more.py", proved("failed", "nil"))
     book.chapters(first=FIRST, second=SECOND, more=stated("failed") + stated("nil"), claims=LIST)
     record(book, "failed", "nil")
@@ -378,6 +347,11 @@ def test_only_pages_with_claims_are_written_again_when_a_result_changes(book: Ti
     assert {"claims", "first", "second"} <= set(built.written)
     assert "third" not in built.written
     assert "✓" in entry(built, "one-is-one")
+    book.write("gallery/editions/h200/manifest.json", "{}")
+    record(book, "one-is-one", edition="h200", launches=[NCCL], key="0")
+    assert "run on NCCL 2.28.9, 2 ranks (edition h200; the test changed since)" in entry(book.build(), "one-is-one")
+    record(book, "one-is-one", edition="h200", launches=[NCCL])
+    assert "run on NCCL 2.28.9, 2 ranks (edition h200)" in entry(book.build(), "one-is-one"), "also a page that is kept"
     book.write("tests/claims/test_sums.py", TESTS.replace("1 + 1", "3 - 1"))
     built = book.build()
     assert "stale" in entry(built, "sum-is-two")

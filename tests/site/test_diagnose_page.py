@@ -8,7 +8,6 @@ import shutil
 from dataclasses import asdict
 
 import pytest
-from bs4 import BeautifulSoup
 from playwright.sync_api import Locator, Page, expect
 from strict_page import LOOKS, violations
 
@@ -17,7 +16,6 @@ from ddplab.diagnose import entries
 from ddplab.diagnose.browser import page_data
 from ddplab.diagnose.tables import tables
 from diagnose_logs import BOOK, FOLLOWED, KNOWN, LOGS, SAMPLES, WRAPPED, answer
-from tiny_book import TinyBook
 from tools import ROOT
 
 LOG = dict(LOGS)
@@ -323,36 +321,3 @@ def test_it_is_accessible_and_fits_a_phone(page, scheme):
     page.locator(".diagnose-verdict").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert not violations(page)
-
-
-def test_the_scripts_are_light_and_ask_for_nothing():
-    source = "".join((STATIC / name).read_text() for name in SCRIPTS)
-    assert len(gzip.compress(source.encode())) < 25_000
-    for word in ("fetch(", "XMLHttpRequest", "sendBeacon", "innerHTML", "insertAdjacentHTML", "import(", "WebSocket"):
-        assert word not in source, word
-
-
-def test_the_directive_puts_the_entries_into_the_page(tmp_path, monkeypatch):
-    book = TinyBook(tmp_path)
-    book.write(
-        "conf.py",
-        (tmp_path / "conf.py").read_text()
-        + f"""
-extensions.append("_ext.explorers.diagnose_page")
-html_static_path = [{str(STATIC)!r}]
-""",
-    )
-    book.chapters(diagnose="```{diagnose}\nUse `ddplab diagnose`.\n```\n", errors="Nothing.")
-    built = book.build()
-    assert built.complaints == ""
-    page = built.page("diagnose")
-    element = page.select_one("ddp-diagnose")
-    assert element["errors"] == "errors/"
-    assert json.loads(element.select_one("script").string) == json.loads(json.dumps(page_data(entries())))
-    assert element.select_one(".diagnose-instead").get_text().strip() == "Use ddplab diagnose."
-    assert page.select_one('script[src*="diagnose.js"]')
-    assert not built.page("errors").select_one('script[src*="diagnose.js"]')
-    epub = book.build("epub")
-    page = BeautifulSoup((epub.folder / "diagnose.xhtml").read_text(), "html.parser")
-    assert "Use ddplab diagnose." in page.get_text()
-    assert not page.select("script, ddp-diagnose")

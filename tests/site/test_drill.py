@@ -1,43 +1,31 @@
 """The interview room in a real browser, on the built book as a reader opens it from a folder."""
 
 import json
+import posixpath
 import re
 from urllib.parse import parse_qsl
 
 import pytest
-from bs4 import BeautifulSoup
 from strict_page import violations
 from test_pages import THEME, too_wide
 
 from _ext.forms.reading_time import WORDS_PER_MINUTE
 
 KEPT = "JSON.parse(localStorage.getItem('ddp-progress'))"
+PHONE = {"viewport": {"width": 390, "height": 800}}
 WIDTHS = [1440, 1024, 390]
 NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
 @pytest.fixture
-def context(browser):
-    """One reader: what is kept stays from page to page."""
-    context = browser.new_context(viewport={"width": 390, "height": 800})
-    yield context
-    context.close()
-
-
-@pytest.fixture
-def drill(context, html):
-    """The page with the drill; nothing may go wrong in it, nor be asked of a host."""
-    page, wrong = context.new_page(), []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
+def drill(opened):
+    """The page with the drill; nothing may be asked of a host."""
+    page, wrong = opened("interviews/drill.html", **PHONE), []
     page.on("request", lambda one: one.url.startswith(("file:", "blob:", "data:")) or wrong.append(one.url))
-    page.goto((html / "interviews/drill.html").as_uri())
+    page.reload()
     page.on("dialog", lambda dialog: dialog.accept())
     yield page
     assert not wrong
-
-
-def read(html, name):
-    return BeautifulSoup((html / name).read_text(encoding="utf-8"), "html.parser")
 
 
 def card(drill):
@@ -91,8 +79,8 @@ def test_keys_that_are_turned_off_do_nothing(drill):
     drill.evaluate("localStorage.removeItem('keys')")
 
 
-def test_a_chapter_and_a_level_narrow_the_choice_also_from_an_address(drill, html):
-    link = read(html, "interviews/index.html").select_one("a[href*='level=core&chapter=understand/idea']")
+def test_a_chapter_and_a_level_narrow_the_choice_also_from_an_address(drill, read, html):
+    link = read("interviews/index.html").select_one("a[href*='level=core&chapter=understand/idea']")
     drill.goto((html / "interviews/x").parent.as_uri() + "/" + link["href"])
     assert re.match("1. The idea · core", drill.locator(".room-about").inner_text())
     said = drill.locator("ddp-drill .room-said")
@@ -161,13 +149,13 @@ def test_export_clear_import_and_a_broken_file_changes_nothing(drill, tmp_path):
     assert drill.evaluate(KEPT)["cards"] == kept["cards"] | {"new-one": card}
 
 
-def test_a_card_is_the_one_of_its_chapter_with_all_its_parts(drill, html):
+def test_a_card_is_the_one_of_its_chapter_with_all_its_parts(drill, read):
     shown = drill.evaluate(
         """() => ddpCards.cards.map(({ id, html }) => {
             const one = new DOMParser().parseFromString(html, "text/html").querySelector(".card");
             return [id, [...one.children].map(e => e.className), one.textContent]; })"""
     )
-    pages = [read(html, f"{part}/practice.html") for part in ("understand", "run", "repair", "fast", "keep")]
+    pages = [read(f"{part}/practice.html") for part in ("understand", "run", "repair", "fast", "keep")]
     own = {one["id"].removeprefix("card-"): one for page in pages for one in page.select("details.interview")}
     assert {name for name, *_ in shown} == set(own)
     for name, parts, text in shown:
@@ -175,10 +163,8 @@ def test_a_card_is_the_one_of_its_chapter_with_all_its_parts(drill, html):
         assert text.split() == own[name].get_text().split(), name
 
 
-def test_without_scripts_there_is_a_list_to_read(browser, html):
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto((html / "interviews/drill.html").as_uri())
+def test_without_scripts_there_is_a_list_to_read(opened, html):
+    page = opened("interviews/drill.html", java_script_enabled=False)
     links = page.locator(".room-questions a")
     assert links.count() > 100
     assert not page.get_by_role("button", name="Export").count()
@@ -187,7 +173,6 @@ def test_without_scripts_there_is_a_list_to_read(browser, html):
     page.goto((html / "interviews/aloud.html").as_uri())
     assert page.locator(".aloud").count() > 100
     assert "one asynchronous all-reduce per bucket" in page.locator("#from-the-labs").inner_text()  # a lab says so
-    context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -199,9 +184,8 @@ def test_each_step_of_the_drill_is_accessible_and_fits(drill, scheme):
     assert not [wide for width in WIDTHS for wide in too_wide(drill, width)]
 
 
-def test_a_mock_interview_survives_reloads_and_runs_to_its_score(context, html):
-    page = context.new_page()
-    page.goto((html / "interviews/mock.html").as_uri())
+def test_a_mock_interview_survives_reloads_and_runs_to_its_score(opened, read):
+    page = opened("interviews/mock.html", **PHONE)
     page.get_by_role("button", name="Draw a set").click()
     kinds, weak = [], None
     for number in range(9):
@@ -231,7 +215,7 @@ def test_a_mock_interview_survives_reloads_and_runs_to_its_score(context, html):
         assert not page.locator(".room-main").is_disabled()
         page.locator(".room-main").click()
     assert "mock" not in page.evaluate(KEPT)
-    assert read(html, "interviews/cases.html").select_one(case_of) is not None
+    assert read("interviews/cases.html").select_one(case_of) is not None
     assert kinds == ["core"] * 3 + ["deep"] * 3 + ["staff"] * 2 + ["design"]
     assert page.locator(".room-score").inner_text() == "Score: 24 of 27"
     (weakest,) = page.locator(".room-read > li").all()
@@ -241,11 +225,10 @@ def test_a_mock_interview_survives_reloads_and_runs_to_its_score(context, html):
     assert not [wide for width in WIDTHS for wide in too_wide(page, width)]
     boxes = [one for one in page.evaluate(KEPT)["cards"].values() if one["box"] == 1]
     assert boxes
-    page.close()
 
 
-def test_what_is_ticked_shows_on_the_front_page_in_the_contents_and_on_its_page(context, html):
-    page = context.new_page()
+def test_what_is_ticked_shows_on_the_front_page_in_the_contents_and_on_its_page(opened, html):
+    page = opened("understand/idea.html", **PHONE)
     lab = "labs/idea/plot_01_replicas_drift.html"
     for name in ("understand/idea.html", lab):
         page.goto((html / name).as_uri())
@@ -269,11 +252,10 @@ def test_what_is_ticked_shows_on_the_front_page_in_the_contents_and_on_its_page(
     page.goto((html / "interviews/index.html").as_uri())
     assert page.get_by_label("16 minutes").is_checked()
     assert page.locator(".mark input:checked").count() == 1
-    page.close()
 
 
-def test_the_times_of_the_plans_add_up_and_chapters_fit_in_theirs(html):
-    room, sums = read(html, "interviews/index.html"), []
+def test_the_times_of_the_plans_add_up_and_chapters_fit_in_theirs(read):
+    room, sums = read("interviews/index.html"), []
     for section in room.select("section section:has(.mark)"):
         steps = section.select("ol > li")
         for step in steps:
@@ -283,18 +265,16 @@ def test_the_times_of_the_plans_add_up_and_chapters_fit_in_theirs(html):
             assert stated == sum(int(part[2]) for part in parts), step.get_text()
             for part, item in zip(parts, step.select("ul > li"), strict=True):
                 if part[1] == "Read":
-                    assert int(part[2]) + 1 >= sum(minutes(html, link["href"]) for link in item.select("a"))
+                    assert int(part[2]) + 1 >= sum(minutes(read, link["href"]) for link in item.select("a"))
         sums.append(sum(int(step.select_one(".mark").get_text().split()[0]) for step in steps))
     assert sums[:2] == [45, 180]
     assert 7 * 75 <= sums[2] <= 7 * 85
 
 
-def test_each_plan_asks_for_cards_that_there_are(html):
+def test_each_plan_asks_for_cards_that_there_are(html, read):
     script = (html / "_static/interview-cards.js").read_text(encoding="utf-8")
     cards = json.loads(script.removeprefix("const ddpCards = ").removesuffix(";\n"))["cards"]
-    links = [
-        a for a in read(html, "interviews/index.html").select("a[href^='drill.html?']") if "due" not in a.get_text()
-    ]
+    links = [a for a in read("interviews/index.html").select("a[href^='drill.html?']") if "due" not in a.get_text()]
     assert len(links) > 10
     for link in links:
         asked = dict(parse_qsl(link["href"].partition("?")[2]))
@@ -303,10 +283,10 @@ def test_each_plan_asks_for_cards_that_there_are(html):
         assert len(fit) >= NUMBERS.index(link.get_text().split()[0]) == int(asked["stop"]), link
 
 
-def minutes(html, href):
+def minutes(read, href):
     """How long a link of the room takes to read: its page, or its section, by the words of paragraphs."""
     name, _, target = href.partition("#")
-    page = read(html / "interviews", name)
+    page = read(posixpath.normpath(f"interviews/{name}"))
     section = page.find(id=target) or page.select_one("article section")
     while section.name != "section":
         section = section.find_parent("section")

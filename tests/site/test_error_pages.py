@@ -3,23 +3,17 @@
 import gzip
 import re
 
-from bs4 import BeautifulSoup
-
 from ddplab.diagnose import entries
 from ddplab.diagnose.answers import page_of
-
-
-def read(path):
-    return BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
 
 
 def words(text):
     return " ".join(text.split())
 
 
-def test_every_entry_has_its_page_where_diagnose_says(html):
+def test_every_entry_has_its_page_where_diagnose_says(html, read):
     for name, entry in entries().items():
-        page = read(html / page_of(name))  # what `ddplab diagnose` prints
+        page = read(page_of(name))  # what `ddplab diagnose` prints
         article = page.select_one(f"article #error-{name}")
         assert words(page.title.get_text()).partition(" - ")[0], name
         assert words(entry.message) in words(article.select_one(".error-message").get_text()), name
@@ -28,19 +22,19 @@ def test_every_entry_has_its_page_where_diagnose_says(html):
     assert len(list((html / "repair" / "errors").glob("*.html"))) == len(entries())
 
 
-def test_the_index_is_light_and_old_anchors_lead_to_the_pages(html):
+def test_the_index_is_light_and_old_anchors_lead_to_the_pages(html, read):
     text = (html / "repair" / "errors.html").read_text(encoding="utf-8")
     assert len(gzip.compress(text.encode())) < 200 * len(entries())
     assert len(re.findall("<[a-zA-Z]", text)) < 1_500
-    lines = {line["id"]: line.a["href"] for line in read(html / "repair" / "errors.html").select(".error-list > li")}
+    lines = {line["id"]: line.a["href"] for line in read("repair/errors.html").select(".error-list > li")}
     assert lines == {f"error-{name}": f"errors/{name}.html" for name in entries()}
 
 
-def test_references_of_chapters_lead_to_the_pages_and_other_pages_list_none(html):
+def test_references_of_chapters_lead_to_the_pages_and_other_pages_list_none(html, read):
     chapter = (html / "repair" / "fault-lab.html").read_text(encoding="utf-8")
     assert 'href="errors/nccl-watchdog-timeout.html"' in chapter
     assert "errors.html#error-" not in chapter
-    listed = read(html / "index.html").select(".book-nav a")
+    listed = read("index.html").select(".book-nav a")
     assert not [link for link in listed if "/errors/" in link["href"]]
 
 
@@ -49,7 +43,7 @@ def says_another(line: str, page: str) -> bool:
     return any(page == page_of(name) and one.needle in line for name, e in entries().items() for one in e.matches)
 
 
-def test_any_pasted_line_finds_its_page_by_search(browser, html):
+def test_any_pasted_line_finds_its_page_by_search(opened):
     """The message among the first three; a line around it, such as a frame of its traceback, among the first five."""
     asked = [
         (
@@ -64,8 +58,7 @@ def test_any_pasted_line_finds_its_page_by_search(browser, html):
         if "Traceback (most recent" not in line
     ]
     assert len(asked) > 300
-    page = browser.new_page()
-    page.goto((html / "index.html").as_uri())
+    page = opened("index.html")
     found = page.evaluate(
         "async (lines) => Promise.all(lines.map(async (one) => (await ddpSearch(one, 5)).map((hit) => hit.address)))",
         [line for _, line, _ in asked],
@@ -75,7 +68,6 @@ def test_any_pasted_line_finds_its_page_by_search(browser, html):
     first = page.locator(".search-overlay li a").first
     first.wait_for()
     shown = first.get_attribute("href")
-    page.close()
     missed = [
         (line, hits)
         for (where, line, most), hits in zip(asked, found, strict=True)

@@ -1,19 +1,21 @@
-"""What holds of every explorer: usable by all, light, a figure where no script runs, and one line for wrong options."""
+"""What holds of every explorer: usable by all, light, and a figure where no script runs."""
 
 import gzip
+import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
-from bs4 import BeautifulSoup
 from strict_page import KINDS, STATIC, rest, violations
 
+from _ext.explorers import diagnose_page
 from _ext.explorers.explorer_examples import EXAMPLES
 from _ext.explorers.interval_drawing import Job, interval_words
 from _ext.explorers.step_drawing import step_words
-from tiny_book import EXTENSIONS, TinyBook
+from ddplab.diagnose import entries
+from ddplab.diagnose.browser import page_data
+from tiny_book import CONF, EXTENSIONS, Built, TinyBook
 
 # -- in a browser ------------------------------------------------------------------------------------
 
@@ -62,13 +64,16 @@ def test_colours_follow_dark_mode(page):
     assert looks["light"][2] == "rgb(0, 114, 178)"  # rank 0 as everywhere in the book
 
 
-@pytest.mark.parametrize("name", [*(f"{kind}.js" for kind in KINDS), "explorers.css"])
-def test_they_are_light_and_ask_for_nothing(name):
-    source = (STATIC / name).read_text()
-    assert len(gzip.compress(source.encode())) < 10_000
-    if name.endswith(".js"):
-        asks = ("fetch(", "XMLHttpRequest", "import(", "eval(", "Function(")
-        assert not [word for word in (*asks, "innerHTML", "insertAdjacentHTML", ".style") if word in source]
+SCRIPTS_OF_ALL = [*((f"{kind}.js",) for kind in KINDS), ("explorers.css",), diagnose_page.SCRIPTS]
+
+
+@pytest.mark.parametrize("names", SCRIPTS_OF_ALL, ids=lambda names: names[0])
+def test_they_are_light_and_ask_for_nothing(names):
+    source = "".join((STATIC / name).read_text() for name in names)
+    assert len(gzip.compress(source.encode())) < (25_000 if names == diagnose_page.SCRIPTS else 10_000)
+    asks = ["fetch(", "XMLHttpRequest", "sendBeacon", "WebSocket", "import(", "eval(", "Function("]
+    asks += ["innerHTML", "insertAdjacentHTML", *([".style"] if names != diagnose_page.SCRIPTS else [])]
+    assert not [word for word in asks if word in source]
 
 
 # -- the directives ----------------------------------------------------------------------------------
@@ -94,20 +99,20 @@ Put in your own numbers.
 """
 
 
-@pytest.fixture
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TinyBook:
-    made = TinyBook(tmp_path)
-    more = ["_ext.explorers.explorer_directives", "_ext.forms.book_epub"]
-    made.write(
-        "conf.py", f"{(tmp_path / 'conf.py').read_text()}\nextensions += {more}\nhtml_static_path = ['{STATIC}']\n"
-    )
-    made.chapters(speed=CHAPTER, other="Nothing.")
-    return made
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
+    """The book for the web and as an EPUB."""
+    made = TinyBook(tmp_path_factory.mktemp("book"))
+    more = ["_ext.explorers.explorer_directives", "_ext.explorers.diagnose_page", "_ext.forms.book_epub"]
+    made.write("conf.py", f'{CONF}\nextensions += {more}\nhtml_static_path = ["{STATIC}"]')
+    made.chapters(speed=CHAPTER, diagnose="```{diagnose}\nUse `ddplab diagnose`.\n```\n", other="Nothing.")
+    builds = made.build(), made.build("epub")
+    assert builds[0].complaints == ""
+    return builds
 
 
-def test_the_page_reads_without_scripts(browser, book):
-    built = book.build()
-    assert built.complaints == ""
+def test_the_page_reads_without_scripts(browser, builds):
+    built = builds[0]
     for scripts in (False, True):
         context = browser.new_context(java_script_enabled=scripts)
         page = context.new_page()
@@ -129,41 +134,36 @@ def test_the_page_reads_without_scripts(browser, book):
     assert curve.endswith(interval_words(Job(nodes=64)))
     assert "var(--rank-2, #009e73)" in str(page.select("svg")[1])
     assert len(page.select(", ".join(f'script[src*="{kind}.js"]' for kind in KINDS))) == 3
-    assert not built.page("other").select('script[src*="explorer"], script[src*="interval"], link[href*="explorers"]')
 
 
-def test_paper_gets_the_drawing(book):
-    epub = book.build("epub")
-    page = BeautifulSoup((epub.folder / "speed.xhtml").read_text(), "html.parser")
+def test_the_directive_puts_the_entries_into_the_page(builds):
+    element = builds[0].page("diagnose").select_one("ddp-diagnose")
+    assert element["errors"] == "errors/"
+    assert json.loads(element.select_one("script").string) == json.loads(json.dumps(page_data(entries())))
+    assert element.select_one(".diagnose-instead").get_text().strip() == "Use ddplab diagnose."
+    assert builds[0].page("diagnose").select_one('script[src*="diagnose.js"]')
+    other = builds[0].page("other")
+    assert not other.select('script:is([src*="explorer"], [src*="interval"], [src*="diagnose.js"])')
+    assert not other.select('link[href*="explorers"]')
+
+
+def test_paper_gets_the_drawing(builds):
+    page = builds[1].page("speed", "xhtml")
     assert not page.select("script, input, " + ", ".join(f"ddp-{kind}" for kind in KINDS))
     images = page.select("figure img")
     assert images[0]["alt"] == step_words(EXAMPLES["ethernet"])
     assert images[2]["alt"].endswith(interval_words(Job(nodes=64)))
     for image in images:
-        svg = (epub.folder / image["src"]).read_text()
+        svg = (builds[1].folder / image["src"]).read_text()
         assert "var(" not in svg  # a file of an EPUB knows no style sheet
         assert "font-family: sans-serif" in svg
         root = ET.fromstring(svg)
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert not [name for name in root.attrib if "xmlns" in name]
     assert "Drag a slider." in page.get_text()
-
-
-WRONG = {
-    "```{step-explorer}\n:example: moon\n\nCaption.\n```": "there is no example 'moon'; choose one of ethernet, laptop",
-    "```{step-explorer}\n```": "step-explorer: write below it what to see; it becomes the caption",
-    "```{step-explorer}\n- A list.\n```": "step-explorer: begin with a paragraph that says what to see",
-    "```{ring-stepper}\n:ranks: 9\n\nCaption.\n```": "ring-stepper: ranks must be 2 to 5; got 9",
-    "```{interval-calculator}\n:nodes: 0\n\nCaption.\n```": "all but restart-s must be more than 0",
-    "```{interval-calculator}\n:save-s: soon\n\nCaption.\n```": "could not convert string to float",
-}
-
-
-def test_a_wrong_option_is_reported(book):
-    book.chapters(speed="\n\n".join(WRONG))
-    warnings = book.build().warnings
-    for message in WRONG.values():
-        assert message in warnings
+    page = builds[1].page("diagnose", "xhtml")
+    assert "Use ddplab diagnose." in page.get_text()
+    assert not page.select("script, ddp-diagnose")
 
 
 def test_the_extension_leaves_torch_alone():

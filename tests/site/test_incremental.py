@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tiny_book import TinyBook, evidence
 from tools import PATIENCE_S, ROOT
 
 CONF = f"""
@@ -88,28 +89,17 @@ PAGES = {
     "repair/errors": "(errors)=\n# Errors\n\n```{error-index}\n```\n",
     "repair/tools": "# Tools\n\n```{diagnose}\nNothing runs.\n```\n",
 }
-LAUNCH = {"ranks": 2, "backend": "gloo", "torch": "2.13.0+cpu", "gpu": None, "gpus": 0, "nccl": None}
-EVIDENCE = {
-    "key": "0",
-    "date": "2026-11-21T07:00:00",
-    "machine": {"cpu": "Some CPU", "cores": 2},
-    "launches": [LAUNCH],
-    "values": {"ranks": {"value": 2, "unit": "ranks"}},
-    "blocks": [{"code": "0", "printed": ["3 and 3"]}],
-    "read": [],
-    "seconds": 1.0,
-}
+SHOWN = evidence(values={"ranks": {"value": 2, "unit": "ranks"}}, blocks=[{"code": "0", "printed": ["3 and 3"]}])
 
 
-class Book:
+class Book(TinyBook):
     """A copy of what builds the book, with a few pages."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        super().__init__(root)
         for part in ("gallery/ddplab", "handbook/_ext", "handbook/_static", "handbook/_templates"):
             shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
         for part in ("constraints.txt", "LICENSE-TEXT", "tests/claims/proof.py"):
-            (root / part).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / part, root / part)
         for entry in (root / "gallery/ddplab/diagnose/entries").glob("*.toml"):
             if not entry.name.startswith("amp-unscale-twice"):
@@ -119,22 +109,17 @@ class Book:
         self.write("conf.py", CONF)
         self.write("gallery/short/GALLERY_HEADER.rst", "Short\n=====\n\nAll of them.\n")
         self.write("gallery/short/plot_01_two_ranks.py", LAB)
-        self.write("gallery/editions/mine/labs/two-ranks.json", json.dumps(EVIDENCE))
+        self.write("gallery/editions/mine/labs/two-ranks.json", json.dumps(SHOWN | {"read": []}))
         self.write("handbook/references.bib", "@book{someone, author={Some One}, title={All}, year={2026}}\n")
         for name, text in PAGES.items():
             self.write(f"handbook/{name}.md", text)
-
-    def write(self, path: str, text: str) -> None:
-        target = self.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
 
     def edit(self, path: str, old: str, new: str) -> None:
         text = (self.root / path).read_text(encoding="utf-8")
         assert old in text
         self.write(path, text.replace(old, new, 1))
 
-    def build(self, builder: str = "html") -> str:
+    def make(self, builder: str = "html") -> str:
         """Build it in a process of its own, as `make` does; return what Sphinx said."""
         options = ["-c", ".", "-d", "_build/doctrees/book", "-j", "2", "-b", builder, "handbook", f"_build/{builder}"]
         environment = {**os.environ, "PYTHONPATH": str(self.root / "gallery"), "NO_COLOR": "1"}
@@ -152,7 +137,7 @@ class Book:
     def rewritten(self, builder: str = "html") -> list[str]:
         """The pages that a build of the web book writes, by their names."""
         before = self.pages()
-        said = self.build(builder)
+        said = self.make(builder)
         assert "configuration has changed" not in said
         after = self.pages()
         assert before.keys() <= after.keys()
@@ -163,7 +148,7 @@ class Book:
 def book(tmp_path_factory: pytest.TempPathFactory) -> Book:
     """The book, built once; each test leaves it built."""
     made = Book(tmp_path_factory.mktemp("book"))
-    made.build()
+    made.make()
     return made
 
 

@@ -1,7 +1,6 @@
 """Labs and figures as a reader meets them: the cards of a chapter, a lab's page, and what a phone shows."""
 
 import pytest
-from bs4 import BeautifulSoup
 from test_pages import SMALL_OR_CUT
 
 from tools import ROOT
@@ -9,13 +8,8 @@ from tools import ROOT
 PHONE = {"viewport": {"width": 390, "height": 800}}
 
 
-def parsed(path):
-    """A page, parsed."""
-    return BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
-
-
-def test_a_chapter_ends_with_cards_of_the_labs_that_it_shows(html):
-    cards = parsed(html / "understand/one-step.html").select("#labs-of-this-chapter .lab-card")
+def test_a_chapter_ends_with_cards_of_the_labs_that_it_shows(html, read):
+    cards = read("understand/one-step.html").select("#labs-of-this-chapter .lab-card")
     taken = {card.select_one("a.download")["href"].rpartition("/")[2]: card for card in cards}
     assert "plot_05_bucket_xray.py" in taken
     for name, card in taken.items():
@@ -25,23 +19,22 @@ def test_a_chapter_ends_with_cards_of_the_labs_that_it_shows(html):
         assert picture is None or (html / "understand" / picture["src"]).exists()
 
 
-def test_a_lab_page_says_on_top_how_to_run_it(html):
-    page = parsed(html / "labs/internals/plot_05_bucket_xray.html")
+def test_a_lab_page_says_on_top_how_to_run_it(read):
+    page = read("labs/internals/plot_05_bucket_xray.html")
     run = page.select_one("h1 ~ p.lab-run")
     assert run.code.get_text() == "python gallery/internals/plot_05_bucket_xray.py"
     assert run.select_one("a.download")
     assert not page.select(".sphx-glr-footer")
 
 
-def test_previous_and_next_of_a_lab_stay_among_its_labs(html):
+def test_previous_and_next_of_a_lab_stay_among_its_labs(html, read):
     for path in html.glob("labs/*/plot_*.html"):
-        around = parsed(path).select(".related-pages a")
+        around = read(path).select(".related-pages a")
         assert not [a["href"] for a in around if "/" in a["href"]], path
 
 
-def test_a_figure_opens_as_large_as_the_screen_and_comes_back(browser, html):
-    page = browser.new_page(**PHONE)
-    page.goto((html / "understand/one-step.html").as_uri())
+def test_a_figure_opens_as_large_as_the_screen_and_comes_back(opened):
+    page = opened("understand/one-step.html", **PHONE)
     button = page.locator(".enlarge").first
     holder = page.locator(".figure-svg:has(.enlarge)").first
     before = holder.bounding_box()["height"]
@@ -54,7 +47,6 @@ def test_a_figure_opens_as_large_as_the_screen_and_comes_back(browser, html):
     assert not page.locator("dialog.enlarged").is_visible()
     assert holder.locator("svg.figure").count() == 1
     assert holder.bounding_box()["height"] == pytest.approx(before, abs=1)
-    page.close()
 
 
 def test_on_a_phone_the_figures_of_every_lab_can_be_read(browser, html):

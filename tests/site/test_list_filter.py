@@ -10,11 +10,8 @@ SHOWN = "[...document.querySelectorAll('.error-list > li')].filter(e => e.checkV
 
 
 @pytest.fixture
-def page(browser, html):
-    page = browser.new_page(viewport={"width": 390, "height": 800})
-    page.goto((html / "repair" / "errors.html").as_uri())
-    yield page
-    page.close()
+def page(opened):
+    return opened("repair/errors.html", viewport={"width": 390, "height": 800})
 
 
 def test_a_line_of_a_log_finds_its_entry(page):
@@ -54,11 +51,8 @@ def test_an_old_link_shows_its_line_even_if_the_filter_hid_it(page):
     )
 
 
-def test_without_scripts_the_list_leads_to_every_entry(browser, html):
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto((html / "repair" / "errors.html").as_uri())
+def test_without_scripts_the_list_leads_to_every_entry(opened):
+    page = opened("repair/errors.html", java_script_enabled=False)
     assert not page.locator(".list-filter").is_visible()
     page.locator("#error-dist-not-initialized a").click()
     assert "Every rank that runs the line raises it" in page.locator("article").inner_text()
-    context.close()

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from bs4 import BeautifulSoup
 from strict_page import violations
 from test_pages import DARK, LIGHT, PHONE, THEME, too_wide
 
@@ -18,29 +17,6 @@ from _ext.forms import downloads
 from tools import ROOT
 
 CHAPTER = "understand/one-step.html"
-
-
-@pytest.fixture
-def opened(browser, html):
-    """Open a page from its file; nothing may go wrong in it."""
-    pages, errors = [], []
-
-    def open_(name, **options):
-        page = browser.new_page(**options)
-        pages.append(page)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("requestfailed", lambda one: "ABORTED" in one.failure or errors.append(one.url))  # by leaving a page
-        page.goto((html / name).as_uri())
-        return page
-
-    yield open_
-    for page in pages:
-        page.close()
-    assert not errors
-
-
-def read(html, name):
-    return BeautifulSoup((html / name).read_text(encoding="utf-8"), "html.parser")
 
 
 def sees(page, selector):
@@ -144,24 +120,24 @@ def test_the_navigation_opens_the_part_of_the_page_and_marks_it(opened):
     assert page.get_by_role("link", name="13. The fault lab").is_visible()
 
 
-def test_previous_and_next_lead_from_chapter_to_chapter_and_the_path_leads_back(html):
+def test_previous_and_next_lead_from_chapter_to_chapter_and_the_path_leads_back(read):
     page, seen = "index.html", []
     while page:
         seen.append(page)
-        link = read(html, page).select_one("a.next-page")
+        link = read(page).select_one("a.next-page")
         page = os.path.normpath(os.path.join(os.path.dirname(page), link["href"])) if link else ""
         assert page not in seen
         assert len(seen) < 60
     assert not [name for name in seen if name.startswith(("labs/", "repair/faults/", "repair/errors/"))]
     assert {"understand/idea.html", "repair/errors.html", "keep/practice.html"} <= set(seen)
     for before, after in itertools.pairwise(seen):
-        back = read(html, after).select_one("a.prev-page")["href"]
+        back = read(after).select_one("a.prev-page")["href"]
         assert os.path.normpath(os.path.join(os.path.dirname(after), back.rstrip("#") or Path(after).name)) == before
-    path = read(html, "repair/faults/killed-rank.html").select_one(".breadcrumbs")
+    path = read("repair/faults/killed-rank.html").select_one(".breadcrumbs")
     assert [step.get_text() for step in path.select("li")][1:3] == ["III. Repair", "13. The fault lab"]
     assert path.select("a")[2]["href"] == "../fault-lab.html"
     part = path.select("a")[1]["href"]
-    assert read(html, "index.html").find(id=part.partition("#")[2])
+    assert read("index.html").find(id=part.partition("#")[2])
 
 
 # -- keys --------------------------------------------------------------------------------------------
@@ -227,8 +203,8 @@ def test_the_front_page_opens_its_doors_on_the_first_screen(opened):
     page.wait_for_url("**#first-ranks")
 
 
-def test_the_map_has_every_chapter_of_the_book_with_its_number(html):
-    front = read(html, "index.html")
+def test_the_map_has_every_chapter_of_the_book_with_its_number(read):
+    front = read("index.html")
     stops = {link["href"]: link for link in front.select(".book-map a")}
     for link in front.select(".book-nav a"):
         stop = stops.pop(link["href"])

@@ -10,11 +10,8 @@ QUERIES = tomllib.loads((Path(__file__).parent / "queries.toml").read_text())["q
 
 
 @pytest.fixture
-def front(browser, html):
-    page = browser.new_page()
-    page.goto((html / "index.html").as_uri())
-    yield page
-    page.close()
+def front(opened):
+    return opened("index.html")
 
 
 def test_the_section_that_answers_is_among_the_first_three(front):
