@@ -53,7 +53,7 @@ def enter(changes, timeout_s=1):
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout_s))
     except dist.DistError:
         if os.environ["RANK"] == "0":
-            time.sleep(3)  # it hosts the store; let the others report first
+            time.sleep(timeout_s)  # it hosts the store; let the others report first
         raise
     return f"{dist.get_rank()} of {dist.get_world_size()}"
 
@@ -82,7 +82,7 @@ for waits in others:
 #
 # A launcher sets all four for every rank.
 
-print(launch(enter, 2, [{}] * 2, init=False))
+print(launch(enter, 2, [{}] * 2, 60, init=False))
 
 # %%
 # The fix
