@@ -339,14 +339,6 @@ def test_srun_python(slurm: Slurm, tmp_path: Path) -> None:
     assert "ranks 0-1 on node0; ranks 2-3 on node1" in said
 
 
-def test_a_missing_rank_is_named(here: Sequence[Machine], event: Path) -> None:
-    port = free_port()
-    table, silence = ended(start(here, [0], 4, port, event, MEETS_ANOTHER) + start(here, [1], 4, port))
-    assert "2 of 4 are here: ranks 0-1 on" in table
-    assert "ranks 2-3: no message" in table
-    assert not silence
-
-
 def test_without_rank_0_the_others_speak(here: Sequence[Machine], now: Path) -> None:
     for rank, said in zip((1, 2), ended(start(here, [1, 2], 3, free_port(), now)), strict=True):
         assert f"rank {rank} on" in said
@@ -387,12 +379,6 @@ def test_world_sizes_that_differ(here: Sequence[Machine]) -> None:
     programs = start(here, [0], 2, port) + start(here, [1], 3, port)
     table, _ = ended(programs)
     assert "WORLD_SIZE 2 on rank 0; WORLD_SIZE 3 on rank 1" in table
-
-
-def test_an_interface_that_does_not_exist(here: Sequence[Machine]) -> None:
-    table, _ = ended(start(here, [0, 1], 2, free_port(), GLOO_SOCKET_IFNAME="nope0"))
-    assert "ranks 0-1: GLOO_SOCKET_IFNAME=nope0, but" in table
-    assert "export GLOO_SOCKET_IFNAME=" in table
 
 
 def test_an_interface_that_others_do_not_reach(nodes: Nodes) -> None:
