@@ -13,8 +13,8 @@ import argparse
 import fcntl
 import json
 import os
-import queue
 import resource
+import shutil
 import signal
 import socket
 import statistics
@@ -26,6 +26,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,8 +47,9 @@ FIXES = {  # what to do where a check itself cannot know
     "give a slow link more --patience",
 }
 
-
 NUMBERS = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"]
+VERSIONS = ["torch", "CUDA", "NCCL", "Python"]
+NAMES = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
 
 
 class Finding(NamedTuple):
@@ -57,7 +59,12 @@ class Finding(NamedTuple):
     ranks: list
     what: str
     fix: str
-    level: str = "WRONG"  # or "warn", after which the run continues
+    level: str = "WRONG"  # or "warn" or "ok", after which the run continues
+
+
+def fine(check, text):
+    """What the table says where nothing is wrong."""
+    return Finding(check, [], text, "", "ok")
 
 
 class Failed(Exception):  # noqa: N818
@@ -79,10 +86,9 @@ def variables(env):
             env.setdefault("MASTER_ADDR", "127.0.0.1")
     elif "RANK" not in env and "WORLD_SIZE" not in env:
         env |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    me = {"launcher": launcher, "address": env.get("MASTER_ADDR")}
+    me = {name: int(env[name]) if env.get(name, "").isdecimal() else None for name in NUMBERS}
+    me |= {"launcher": launcher, "address": env.get("MASTER_ADDR")}
     me["agent"] = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun has the store
-    for name in NUMBERS:
-        me[name] = int(env[name]) if env.get(name, "").isdecimal() else None
     rank, world, local, per_host = map(me.get, NUMBERS[:4])
     me["LOCAL_RANK"], what = local or 0, ""
     absent = [name for name in ("RANK", "WORLD_SIZE", "MASTER_PORT") if me[name] is None]
@@ -113,11 +119,6 @@ def own(address):
     with suppress(OSError), socket.create_server((address, 0), family=family(address)):
         return True
     return False
-
-
-def loopback(address):
-    """Whether the address means the same machine wherever it is used."""
-    return address.startswith("127.") or address == "::1"
 
 
 def interfaces():
@@ -164,30 +165,26 @@ def device(me):
 
 def collect(me):
     """What the others need to know about this rank."""
-    where, gpu, uuid, nccl = device(me), None, None, None
+    where, nics, shm = device(me), interfaces(), Path("/dev/shm")
     torch.zeros(1, device=where)  # a broken driver shows here
-    if where.type == "cuda":
-        properties = torch.cuda.get_device_properties(where)
-        gpu, uuid = properties.name, str(properties.uuid)
-        nccl = ".".join(map(str, torch.cuda.nccl.version()))
     with socket.socket(family(me["ip"]), socket.SOCK_DGRAM) as probe:
         probe.connect((me["ip"], 9))  # sends nothing, but the system chooses the route
         route = probe.getsockname()[0]
-    nics, shm = interfaces(), Path("/dev/shm")
     gloo = announced(nics)
-    address = route if loopback(gloo) else gloo
+    address = route if ip_address(gloo).is_loopback else gloo
     facts = {name: me[name] for name in NUMBERS}
-    facts |= {"host": socket.gethostname(), "torch": torch.__version__, "NCCL": nccl}
-    facts |= {"CUDA": torch.version.cuda, "Python": "{}.{}".format(*sys.version_info)}
-    facts |= {"gpu": gpu, "uuid": uuid, "gpus": len(list(Path("/dev").glob("nvidia[0-9]*")))}
-    facts |= {"visible": torch.cuda.device_count(), "nics": nics, "route": route, "gloo": gloo}
+    facts |= {name: os.environ.get(name) for name in NAMES}
+    facts |= {"host": socket.gethostname(), "nics": nics, "route": route, "gloo": gloo}
     facts |= {"address": address, "port": listen(address, me["RANK"])}
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        facts[name] = os.environ.get(name)
-    facts["files"] = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    facts["shm"] = None
-    if shm.is_dir():
-        facts["shm"] = os.statvfs(shm).f_frsize * os.statvfs(shm).f_blocks
+    facts |= {"torch": torch.__version__, "CUDA": torch.version.cuda, "NCCL": None}
+    facts |= {"Python": "{}.{}".format(*sys.version_info), "gpu": None, "uuid": None}
+    facts |= {"gpus": len(list(Path("/dev").glob("nvidia[0-9]*")))}
+    facts |= {"visible": torch.cuda.device_count()}
+    facts |= {"files": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
+    facts |= {"shm": shutil.disk_usage(shm).total if shm.is_dir() else None}
+    if where.type == "cuda":
+        card, nccl = torch.cuda.get_device_properties(where), torch.cuda.nccl.version()
+        facts |= {"gpu": card.name, "uuid": str(card.uuid), "NCCL": ".".join(map(str, nccl))}
     return facts
 
 
@@ -195,102 +192,97 @@ def collect(me):
 
 
 def findings(facts):
-    """What is wrong, given ``{rank: what collect() returned there}``."""
-    found, hosts = [], group(facts, "host")
+    """What the table says, given ``{rank: what collect() returned there}``."""
+    first, hosts = facts[0], group(facts, "host").items()
+    names = ", ".join(f"{name} {first[name]}" for name in VERSIONS if first[name])
+    at = ", ".join(f"{host} {facts[ranks[0]]['gloo']}" for host, ranks in hosts)
+    gpu = f"{first['gpu']}, one per rank" if first["gpu"] else "CPU; no rank sees a GPU"
+    shm, files = (min(fact[key] or 0 for fact in facts.values()) for key in ("shm", "files"))
+    yield fine("versions", f"{names} on all ranks")
+    yield fine("devices", gpu)
+    yield fine("interfaces", f"gloo's addresses: {textwrap.shorten(at, 200)}")
+    yield fine("limits", f"/dev/shm {shm / 2**30:.1f} GiB, {files} open files per process")
+    for wrong in (unequal, machines, gpus, networks):
+        yield from wrong(facts)
 
-    def add(*finding):
-        found.append(Finding(*finding))
 
-    for name in ("WORLD_SIZE", "torch", "CUDA", "NCCL", "Python"):
-        if len(group(facts, name)) > 1:
-            values = group(facts, name).items()
-            what = "; ".join(f"{name} {value} on {spans(ranks)}" for value, ranks in values)
-            if name == "WORLD_SIZE":
-                everyone = "set it to the total on every process"
-                add("variables", list(facts), what, everyone)
-            else:
-                fix = "start all ranks from one environment: a container, or a shared venv"
-                level = "warn" if name == "Python" else "WRONG"
-                add("versions", list(facts), what, fix, level)
+def unequal(facts):
+    """What has to be the same on all ranks."""
+    fixes = {"WORLD_SIZE": ("variables", "set it to the total on every process")}
+    venv = "versions", "start all ranks from one environment: a container, or a shared venv"
+    for name in ("WORLD_SIZE", *VERSIONS):
+        if len(values := group(facts, name)) > 1:
+            what = "; ".join(f"{name} {value} on {spans(values[value])}" for value in values)
+            check, fix = fixes.get(name, venv)
+            level = "warn" if name == "Python" else "WRONG"
+            yield Finding(check, list(facts), what, fix, level)
 
-    for host, ranks in hosts.items():
+
+def machines(facts):
+    """Numbers and limits of the ranks of one machine."""
+    for host, ranks in group(facts, "host").items():
         here = {rank: facts[rank] for rank in ranks}
         numbers, counts = (list(group(here, name)) for name in NUMBERS[2:4])
         if len(numbers) < len(ranks) or set(counts) - {None, len(ranks)}:
             what = f"on {host}, LOCAL_RANK {numbers}, LOCAL_WORLD_SIZE {counts}"
             fix = "run one torchrun per machine, and give each machine its own host name"
-            add("variables", ranks, what, fix, "warn")
+            yield Finding("variables", ranks, what, fix, "warn")
         shm, files = here[ranks[0]]["shm"], min(fact["files"] for fact in here.values())
         if shm is not None and shm < 2**30:
             what = f"/dev/shm of {host} has {shm >> 20} MiB; data loaders and NCCL use it"
             fix = "docker run --ipc=host or --shm-size=8g; Kubernetes: an emptyDir in memory"
-            add("limits", ranks, what, fix, "warn")
+            yield Finding("limits", ranks, what, fix, "warn")
         if 0 <= files < 512 + 4 * len(facts):  # for all ranks, and for what workers share
-            what = f"a process on {host} may open {files} files"
-            add("limits", ranks, what, "ulimit -n 65536 before the start", "warn")
+            what, fix = f"a process on {host} may open {files} files", "ulimit -n 65536"
+            yield Finding("limits", ranks, what, f"{fix} before the start", "warn")
 
+
+def gpus(facts):
+    """One GPU for each rank, or none for all."""
     for uuid, ranks in group(facts, "uuid").items():
         if uuid and len(ranks) > 1:
+            what = f"all on one GPU of {facts[ranks[0]]['host']}, {uuid}"
             fix = "use one rank per GPU, the one of LOCAL_RANK; check CUDA_VISIBLE_DEVICES"
-            add("devices", ranks, f"all on one GPU of {facts[ranks[0]]['host']}, {uuid}", fix)
+            yield Finding("devices", ranks, what, fix)
     without = group(facts, "gpu").get(None, [])
     if 0 < len(without) < len(facts) or any(facts[rank]["gpus"] for rank in without):
+        what = "torch sees no GPU, but there are some"
         fix = "use a CUDA build of torch, a driver as new as its CUDA, docker run --gpus all"
         level = "WRONG" if len(without) < len(facts) else "warn"
-        add("devices", without, "torch sees no GPU, but there are some", fix, level)
-
+        yield Finding("devices", without, what, fix, level)
     for rank, fact in facts.items():
-        host, nics, gloo = fact["host"], fact["nics"], fact["GLOO_SOCKET_IFNAME"]
-        nccl = fact["NCCL_SOCKET_IFNAME"]
-        if 1 < fact["visible"] <= fact["LOCAL_RANK"]:
-            what = f"LOCAL_RANK {fact['LOCAL_RANK']}, but {host} shows {fact['visible']} GPUs"
-            add("devices", [rank], what, "start one rank per GPU")
-        outside = [name for name in nics if not loopback(nics[name])]
-        outside.sort(key=lambda name, f=fact: f["nics"][name] != f["route"])  # best first
-        fix = f"on {host}: export GLOO_SOCKET_IFNAME={(outside or ['lo'])[0]}"
+        local, visible = fact["LOCAL_RANK"], fact["visible"]
+        if 1 < visible <= local:
+            what = f"LOCAL_RANK {local}, but {fact['host']} shows {visible} GPUs"
+            yield Finding("devices", [rank], what, "start one rank per GPU")
+
+
+def networks(facts):
+    """Interfaces that gloo and NCCL are told to use, and addresses that others can reach."""
+    alone = len(group(facts, "host")) == 1
+    for rank, fact in facts.items():
+        host, nics, (gloo, nccl) = fact["host"], fact["nics"], map(fact.get, NAMES)
+        outside = [name for name in nics if not ip_address(nics[name]).is_loopback]
+        outside.sort(key=lambda name, fact=fact: fact["nics"][name] != fact["route"])
+        fix = f"on {host}: export GLOO_SOCKET_IFNAME={(outside or ['lo'])[0]}"  # the best one
         has = f"{host} has " + ", ".join(f"{name} {address}" for name, address in nics.items())
         if gloo and set(gloo.split(",")) - set(nics):
-            add("interfaces", [rank], f"GLOO_SOCKET_IFNAME={gloo}, but {has}", fix)
-        elif len(hosts) > 1 and loopback(fact["gloo"]):
+            yield Finding("interfaces", [rank], f"GLOO_SOCKET_IFNAME={gloo}, but {has}", fix)
+        elif not alone and ip_address(fact["gloo"]).is_loopback:
             why = f"GLOO_SOCKET_IFNAME={gloo}" if gloo else "its host name resolves to that"
             what = f"{host} announces the address {fact['gloo']}: {why}"
-            add("interfaces", [rank], what, fix + ("" if gloo else ", or fix /etc/hosts"))
-        if fact["gpu"] and nccl:  # prefixes of names; "=" whole names, "^" all but these
-            names, exact = nccl.lstrip("^=").split(","), "=" in nccl[:2]
-            taken = {n for n in nics for m in names if (n == m if exact else n.startswith(m))}
-            taken = set(nics) - taken if nccl.startswith("^") else taken
-            if not taken & set(outside if len(hosts) > 1 else nics):
-                what = f"NCCL_SOCKET_IFNAME={nccl}, but {has}"
-                add("interfaces", [rank], what, fix.replace("GLOO", "NCCL"))
-    return found
+            fixes = fix if gloo else f"{fix}, or fix /etc/hosts"
+            yield Finding("interfaces", [rank], what, fixes)
+        if fact["gpu"] and nccl and not taken(nccl, nics) & set(nics if alone else outside):
+            what, fix = f"NCCL_SOCKET_IFNAME={nccl}, but {has}", fix.replace("GLOO", "NCCL")
+            yield Finding("interfaces", [rank], what, fix)
 
 
-def clock_findings(offsets):
-    """What is wrong, given ``{rank: (seconds ahead of rank 0, uncertainty)}``."""
-    found, fix = [], "run chrony or systemd-timesyncd on all machines"
-    for rank, (ahead, unsure) in offsets.items():
-        dead = abs(ahead) - unsure > 10  # torchrun's heartbeats are times of day
-        why = "torchrun considers it dead at 15 s" if dead else "logs cannot be compared"
-        what = f"{ahead:+.1f} s against rank 0 (± {unsure:.1f}): {why}"
-        if abs(ahead) - unsure > 1:
-            found.append(Finding("clocks", [rank], what, fix, "WRONG" if dead else "warn"))
-    return found
-
-
-def describe(facts):
-    """The table's rows where nothing is wrong."""
-    first, hosts = facts[0], group(facts, "host").items()
-    at = ", ".join(f"{host} {facts[ranks[0]]['gloo']}" for host, ranks in hosts)
-    names = [name for name in ("torch", "CUDA", "NCCL", "Python") if first[name]]
-    shm, files = (min(fact[key] or 0 for fact in facts.values()) for key in ("shm", "files"))
-    return {
-        "versions": ", ".join(f"{name} {first[name]}" for name in names) + " on all ranks",
-        "devices": f"{first['gpu']}, one per rank"
-        if first["gpu"]
-        else "CPU; no rank sees a GPU",
-        "interfaces": f"gloo's addresses: {textwrap.shorten(at, 200)}",
-        "limits": f"/dev/shm {shm / 2**30:.1f} GiB, {files} open files per process",
-    }
+def taken(pattern, nics):
+    """The interfaces that NCCL takes: prefixes; "=" means whole names, "^" all but these."""
+    names, exact = tuple(pattern.lstrip("^=").split(",")), "=" in pattern[:2]
+    found = {nic for nic in nics if (nic in names if exact else nic.startswith(names))}
+    return set(nics) - found if pattern.startswith("^") else found
 
 
 def group(facts, key):
@@ -303,10 +295,10 @@ def group(facts, key):
 
 def spans(ranks):
     """``rank 7`` or ``ranks 0-3, 7``"""
-    parts = []
+    parts = []  # of each row of numbers the first and the last
     for rank in sorted(ranks):
         if parts and rank == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], rank]
+            parts[-1][1:] = [rank]
         else:
             parts.append([rank])
     text = ", ".join("-".join(map(str, part)) for part in parts)
@@ -376,7 +368,7 @@ def arrive(me, store):
 
 
 def compare_clocks(me, store, facts):
-    """How far this clock is ahead of rank 0's, from the fastest of five answers."""
+    """How far this clock is ahead of rank 0's, and how sure: the fastest of five answers."""
     for rank in [r for r in facts if r and facts[r]["LOCAL_RANK"] == 0]:  # on rank 0 only
         for i in range(5):
             store.get(f"ask/{rank}/{i}")
@@ -390,6 +382,21 @@ def compare_clocks(me, store, facts):
         there, back = float(store.get(f"answer/{me['RANK']}/{i}")), time.time()
         answers.append(((back - asked) / 2, (asked + back) / 2 - there))
     return min(answers)[::-1]
+
+
+def clock_findings(values):
+    """Given ``{rank: (seconds ahead of rank 0, uncertainty), or None}``."""
+    offsets = {rank: value for rank, value in values.items() if value}
+    most, unsure = max(offsets.values(), key=lambda each: abs(each[0]), default=(0, 0))
+    text = f"at most {1e3 * abs(most):.1f} ms from rank 0's, ± {1e3 * unsure:.1f} ms"
+    yield fine("clocks", text if offsets else "one machine")
+    for rank, (ahead, unsure) in offsets.items():
+        dead = abs(ahead) - unsure > 10  # torchrun's heartbeats are times of day
+        why = "torchrun considers it dead at 15 s" if dead else "logs cannot be compared"
+        what = f"{ahead:+.1f} s against rank 0 (± {unsure:.1f}): {why}"
+        fix = "run chrony or systemd-timesyncd on all machines"
+        if abs(ahead) - unsure > 1:
+            yield Finding("clocks", [rank], what, fix, "WRONG" if dead else "warn")
 
 
 def connect(me, store, patience):
@@ -445,7 +452,29 @@ def all_reduce(me, nbytes, where, rounds=5):
     return statistics.median(seconds[1:])
 
 
-# -- The checks in order, and the table -------------------------------------------------------
+def slowest(values):
+    """The most seconds under each name, given ``{rank: {name: seconds}}``."""
+    return [(name, max(each[name] for each in values.values())) for name in values[0]]
+
+
+def latency(values):
+    """The row of the small all-reduces, named by their backends."""
+    times = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in slowest(values))
+    yield fine("small all-reduce", f"4 KiB: {times}, sums right")
+
+
+def rates(values):
+    """The row of the large all-reduces, named by their MiB."""
+    texts, world = [], len(values)
+    for mib, seconds in slowest(values):
+        rate = 8e-9 * int(float(mib) * 2**20) / seconds
+        both = f"{rate:.2f} Gbit/s, bus {rate * 2 * (world - 1) / world:.2f}"
+        how = f"{1e3 * seconds:.1f} ms: {both} (median of 5, slowest rank)"
+        texts.append(f"{float(mib):g} MiB in {how}")
+    yield fine("large all-reduce", "; ".join(texts) if world > 1 else "one rank")
+
+
+# -- The run, and its table -------------------------------------------------------------------
 
 
 class Run:
@@ -453,53 +482,49 @@ class Run:
 
     def __init__(self, me, found, patience):
         self.me, self.rank, self.found, self.patience = me, me["RANK"] or 0, found, patience
-        self.check, self.rows, self.waiting, self.store = "variables", {}, [], None
+        self.check, self.values, self.waiting, self.store = "variables", {}, [], None
 
     def bounded(self, action):
         """Its result, and what is wrong. In a thread: a call into torch cannot be stopped."""
-        box = queue.SimpleQueue()
+        fix, box, limit_s = FIXES.get(self.check, ""), [], self.patience + 1
 
-        def run():
+        def make():
             try:
-                box.put((action(), None))
+                box.append((action(), None, fix))
+            except Failed as failed:
+                box.append((None, *failed.args))
             except Exception as error:
-                box.put((None, error.args if isinstance(error, Failed) else (str(error), "")))
+                box.append((None, str(error), fix))
 
-        threading.Thread(target=run, daemon=True).start()
-        try:
-            value, wrong = box.get(timeout=self.patience + 1)
-        except queue.Empty:
-            value, wrong = None, (f"not done after {self.patience + 1:g} s", "")
-        if wrong:
-            what, fix = textwrap.shorten(wrong[0], 250), wrong[1] or FIXES.get(self.check, "")
-            wrong = Finding(self.check, [self.rank], what, fix)
-        return value, wrong
+        thread = threading.Thread(target=make, daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        value, what, fix = box[0] if box else (None, f"not done after {limit_s:g} s", fix)
+        if what is None:
+            return value, None
+        return None, Finding(self.check, [self.rank], textwrap.shorten(what, 250), fix)
 
     def alone(self, check, action):
         """A check that a rank makes before rank 0 collects its results."""
         self.check = check
         value, wrong = self.bounded(action)
         if wrong:
-            self.leave(wrong)
+            self.report(wrong)
         return value
 
     def together(self, check, action, judge):
-        """A check on all ranks; on rank 0 ``judge(values)`` gives rows and findings."""
-        self.check, store = check, self.store
+        """A check on all ranks; rank 0 adds ``judge(values)``, and returns their values."""
+        self.check, self.values, store = check, {}, self.store
         value, wrong = self.bounded(action)
         limit_s = 2 * self.patience + 5
         what = f"no message from rank 0 for {limit_s:g} s"
         silent = Finding(check, [0], what, "read its own output")
-        late = threading.Timer(limit_s, self.leave, [silent])  # a store may never answer
-        late.daemon = True
+        late = threading.Timer(limit_s, self.report, [silent])  # a store may never answer
         late.start()
         store.set(f"{check}/{self.rank}", json.dumps([value, wrong]))
         if self.rank == 0:
-            values = self.gather(check)
-            if not self.failed():
-                rows, found = judge(values)
-                self.rows |= rows
-                self.found += found
+            self.gather()
+            self.found += () if self.failed() else judge(self.values)
             if self.failed():
                 self.show()
             store.set(f"{check}/verdict", "wrong" if self.failed() else "right")
@@ -507,33 +532,35 @@ class Run:
             time.sleep(0.02)
         right = store.get(f"{check}/verdict") == b"right"
         late.cancel()
-        if right and wrong:  # rank 0 had not seen it
-            self.report(wrong)
         if not right:
             self.exit(1)
+        if wrong:  # rank 0 had not seen it
+            self.report(wrong)
+        return self.values
 
-    def gather(self, check):
+    def gather(self):
         """What each rank returned; a rank without a result in time is a finding."""
-        values, deadline = {}, time.monotonic() + self.patience + 2
+        values, deadline = self.values, time.monotonic() + self.patience + 2
         self.waiting = list(range(self.me["WORLD_SIZE"]))
         while self.waiting and time.monotonic() < deadline:
-            for rank in [r for r in self.waiting if self.store.check([f"{check}/{r}"])]:
-                values[rank], wrong = json.loads(self.store.get(f"{check}/{rank}"))
+            for rank in [r for r in self.waiting if self.store.check([f"{self.check}/{r}"])]:
+                values[rank], wrong = json.loads(self.store.get(f"{self.check}/{rank}"))
                 self.found += [Finding(*wrong)] if wrong else []
                 self.waiting.remove(rank)
                 if self.store.add(f"arrived/{rank}", 0) > 1:
                     what = "two processes have this RANK"
                     self.found.append(Finding("ranks", [rank], what, "give each its own"))
-            if check == "ranks":
-                hosts = group(dict(sorted(values.items())), "host").items()
-                here = "; ".join(f"{spans(ranks)} on {host}" for host, ranks in hosts)
-                self.rows[check] = f"{len(values)} of {self.me['WORLD_SIZE']} are here: {here}"
             time.sleep(0.02)
-        self.give_up(f"no message for {self.patience + 2:g} s")
-        return dict(sorted(values.items()))
+        self.values = dict(sorted(values.items()))
+        self.close(f"no message for {self.patience + 2:g} s")
 
-    def give_up(self, what):
-        """Report the ranks that rank 0 still waits for as missing."""
+    def close(self, what):
+        """Say who is here, and of those that rank 0 still waits for what they did."""
+        if self.check == "ranks" and self.values:
+            hosts = group(dict(sorted(self.values.items())), "host").items()
+            here = "; ".join(f"{spans(ranks)} on {host}" for host, ranks in hosts)
+            text = f"{len(self.values)} of {self.me['WORLD_SIZE']} are here: {here}"
+            self.found.insert(0, fine("ranks", text))
         if self.waiting:
             self.found.append(Finding(self.check, self.waiting, what, FIXES["ranks"]))
 
@@ -541,56 +568,56 @@ class Run:
         """Whether to stop here."""
         return any(finding.level == "WRONG" for finding in self.found)
 
-    def leave(self, finding):
-        """Report it and exit, without another word to the store."""
-        self.store = None
-        self.report(finding)
+    def stopped(self, *_):
+        """Handle SIGTERM: torchrun stops all ranks when one has failed."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self.rank == 0 and not self.failed():
+            self.close("no message before the launcher stopped this run")
+            self.show()
+        os._exit(1)
 
     def report(self, *findings):
         """Report what is wrong when not all ranks can be asked, and exit."""
-        self.found += findings
+        self.store, self.found = None, [*self.found, *findings]
         if self.rank == 0:
             self.show()
         else:
             who = f"hello_ranks: rank {self.rank} on {socket.gethostname()}"
-            say(*(f"{who}, {f.check}: {f.what}\n    → {f.fix}" for f in self.found))
+            wrong = [f for f in self.found if f.level != "ok"]
+            say(*(f"{who}, {f.check}: {f.what}\n    → {f.fix}" for f in wrong))
         self.exit(1)
 
     def show(self):
         """Print the table."""
         who = f"WORLD_SIZE {self.me['WORLD_SIZE']}, started by {self.me['launcher']}"
-        lines = [f"hello_ranks: {who}"]
-        ahead, every = [], []
-        for check in CHECKS:
-            found = {}  # ranks that found the same share a line
-            for finding in self.found:
-                if finding.check == check:
-                    found.setdefault(finding[2:], []).extend(finding.ranks)
-            levels = [level for _, _, level in found]
-            every += levels
-            texts = [self.rows[check]] if check in self.rows else []
-            texts = texts if check == "ranks" or "WRONG" not in levels else []
-            for (what, fix, _), ranks in list(found.items())[:8]:
-                texts = [line for line in texts if line != f"→ {fix}"]  # once, below the last
-                texts += [f"{spans(ranks)}: {what}", f"→ {fix}"]
-            left = f"{check:<18}{max([*levels, 'ok'], key='okwarnWRONG'.find):<7}"
+        lines, found = [f"hello_ranks: {who}"], {check: {} for check in CHECKS}
+        for check, ranks, *same in self.found:  # ranks that found the same share a line
+            found[check].setdefault(tuple(same), []).extend(ranks)
+        for check, each in found.items():
+            texts, levels = [], ["ok", *(level for _, _, level in each)]
+            for (what, fix, level), ranks in list(each.items())[:9]:
+                if level != "ok":
+                    texts = [text for text in texts if text != f"→ {fix}"]  # below the last
+                    texts += [f"{spans(ranks)}: {what}", f"→ {fix}"]
+                elif check == "ranks" or "WRONG" not in levels:
+                    texts.append(what)
+            left = f"{check:<18}{max(levels, key='okwarnWRONG'.find):<7}"
             for text in texts:
                 lines += textwrap.wrap(left + text, 94, subsequent_indent=" " * 27)
                 left = " " * 25
-            ahead += [] if texts else [check]
-        lines += textwrap.wrap(f"not checked: {', '.join(ahead)}", 94) if ahead else []
+        if ahead := ", ".join(check for check, each in found.items() if not each):
+            lines += textwrap.wrap(f"not checked: {ahead}", 94)
+        every = [level for each in found.values() for _, _, level in each]
         wrong, warned = every.count("WRONG") or "nothing", every.count("warn")
         say(*lines, f"{wrong} wrong" + f", {warned} to look at" * (warned > 0))
 
     def exit(self, code):
         """End this process; rank 0, which may hold the store, ends last."""
-        late = threading.Timer(5, os._exit, [code])  # however the store behaves
-        late.daemon = True
-        late.start()
+        threading.Timer(3, os._exit, [code]).start()  # however the store behaves
         with suppress(TypeError, AttributeError, dist.DistError):  # without a store, at once
             others = self.me["WORLD_SIZE"] - 1 - len(self.waiting)
-            left, deadline = self.store.add("left", int(self.rank > 0)), time.monotonic() + 3
-            while self.rank == 0 and left < others and time.monotonic() < deadline:
+            left = self.store.add("left", int(self.rank > 0))
+            while self.rank == 0 and left < others:
                 time.sleep(0.02)
                 left = self.store.add("left", 0)
         os._exit(code)  # a thread may hang; gloo's can abort Python at exit (hello_ddp.py)
@@ -609,84 +636,49 @@ def main():
     sizes = "of the large all-reduces; without it, 1024 and 4096 on GPUs and 64 on CPUs"
     parser.add_argument("--mib", type=float, nargs="+", help=f"sizes {sizes}")
     args = parser.parse_args()
-    gpus = torch.cuda.is_available()
-    sizes = args.mib or ([1024, 4096] if gpus else [64])
     me, found = variables(os.environ)
-    world, patience, facts = me["WORLD_SIZE"], args.patience, {}
-    run = Run(me, found, patience)
-
-    def stopped(*_):  # torchrun stops all ranks when one has failed
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if run.rank == 0 and not run.failed():
-            run.give_up("no message before the launcher stopped this run")
-            run.show()
-        os._exit(1)
-
-    signal.signal(signal.SIGTERM, stopped)
+    run, patience = Run(me, found, args.patience), args.patience
+    signal.signal(signal.SIGTERM, run.stopped)
     if found:
         run.report()
-    run.rows["variables"] = f"RANK, WORLD_SIZE={world}, MASTER_ADDR={me['address']}, …"
+    text = f"RANK, WORLD_SIZE={me['WORLD_SIZE']}, MASTER_ADDR={me['address']}, …"
+    run.found.append(fine("variables", text))
     me["ip"] = run.alone("rendezvous", lambda: reach(me, patience))
     store = run.alone("rendezvous", lambda: meet(me, patience))
     host = "torchrun" if me["agent"] else "rank 0"
-    run.rows["rendezvous"] = f"the store of {host} at {me['ip']} port {store.port}"
+    text = f"the store of {host} at {me['ip']} port {store.port}"
+    run.found.append(fine("rendezvous", text))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store outlives it
     second = store.clone()  # a waiting call locks its connection, so the checks get another
     run.store, store = (dist.PrefixStore(attempt, each) for each in (second, store))
     run.alone("ranks", lambda: arrive(me, store))
 
-    def judge_facts(values):
-        facts.update(values)
-        return describe(facts), findings(facts)
+    cuda = torch.cuda.is_available()
+    sizes = args.mib or ([1024, 4096] if cuda else [64])
 
-    def judge_clocks(values):
-        offsets = {rank: value for rank, value in values.items() if value}
-        ahead, unsure = max(offsets.values(), key=lambda each: abs(each[0]), default=(0, 0))
-        text = f"at most {1e3 * abs(ahead):.1f} ms from rank 0's, ± {1e3 * unsure:.1f} ms"
-        return {"clocks": text if offsets else "one machine"}, clock_findings(offsets)
-
-    def row(text):
-        return lambda values: ({run.check: text(values)}, [])
-
-    def reached(values):
+    def connected(_):
         hosts = len(group(facts, "host"))
-        return f"{hosts} machines reach each other at any port" if hosts > 1 else "one machine"
+        text = f"{hosts} machines reach each other at any port" if hosts > 1 else "one machine"
+        yield fine("connections", text)
 
-    def speed(values):
-        rates = []
-        for mib, seconds in zip(sizes, zip(*values.values(), strict=True), strict=True):
-            slowest, bits = max(seconds), 8e-9 * int(mib * 2**20)
-            bus = bits / slowest * 2 * (world - 1) / world
-            how = f"{bits / slowest:.2f} Gbit/s, bus {bus:.2f} (median of 5, slowest rank)"
-            rates.append(f"{mib:g} MiB in {1e3 * slowest:.1f} ms: {how}")
-        return "; ".join(rates) if world > 1 else "one rank"
+    def joined(_):
+        yield fine("process group", "gloo and NCCL" if cuda else "gloo")
 
-    def short(values):
-        each = zip(backends, zip(*values.values(), strict=True), strict=True)
-        times = ", ".join(f"{name} {1e3 * max(seconds):.2f} ms" for name, seconds in each)
-        return f"4 KiB: {times}, sums right"
-
-    def on_each(nbytes):  # gloo's tensors are on the CPU, NCCL's on the GPU
-        kinds = [torch.device("cpu"), device(me)][: len(backends)]
-        return [all_reduce(me, nbytes, where) for where in kinds]
+    def small():
+        gloo = {"gloo": all_reduce(me, 4096, torch.device("cpu"))}
+        return gloo | ({"NCCL": all_reduce(me, 4096, device(me))} if cuda else {})
 
     def large():
-        return [all_reduce(me, int(mib * 2**20), device(me)) for mib in sizes]
+        return {mib: all_reduce(me, int(mib * 2**20), device(me)) for mib in sizes}
 
-    backends = ["gloo", "NCCL"] if gpus else ["gloo"]
-    both = " and ".join(backends)
-    checks = {
-        "ranks": (lambda: {"host": socket.gethostname()}, lambda values: ({}, [])),
-        "devices": (lambda: collect(me), judge_facts),
-        "clocks": (lambda: compare_clocks(me, store, facts), judge_clocks),
-        "connections": (lambda: connect(me, store, patience), row(reached)),
-        "process group": (lambda: join(me, store, patience), row(lambda _: both)),
-        "small all-reduce": (lambda: on_each(4096), row(short)),
-        "large all-reduce": (large, row(speed)),
-    }
     try:
-        for check, (action, judge) in checks.items():
-            run.together(check, action, judge)
+        run.together("ranks", lambda: {"host": socket.gethostname()}, lambda _: ())
+        facts = run.together("devices", lambda: collect(me), findings)
+        run.together("clocks", lambda: compare_clocks(me, store, facts), clock_findings)
+        run.together("connections", lambda: connect(me, store, patience), connected)
+        run.together("process group", lambda: join(me, store, patience), joined)
+        run.together("small all-reduce", small, latency)
+        run.together("large all-reduce", large, rates)
     except dist.DistError as error:
         fix = "the process that held it has ended: read its output"
         run.report(Finding(run.check, [run.rank], f"the store is gone: {error}", fix))

@@ -38,8 +38,11 @@ except ImportError:  # the kit is not installed
 
 REFUSED, SAVED = 2, 75  # 75 is EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
 STOP = (signal.SIGTERM, signal.SIGUSR1)
+TERMINAL = 79 if sys.stdout.isatty() else 0  # columns, for lines that overwrite others
 signals = []  # those of STOP as they come: Slurm and torchrun may each send one
 kept = []  # the groups, until everything else is gone: see leave()
+FREE = ["out", "resume", "log_every", "save_every", "workers", "profile", "accumulate"]
+FREE += ["timeout", "vote_timeout", "vote_every"]  # flags that a resumed run may change
 
 
 def setup_ddp(args):
@@ -83,7 +86,7 @@ def one_gpu_each(device):
 def say(text, file=None, end="\n"):
     """Print, on rank 0 only."""
     if dist.get_rank() == 0:
-        print(text, file=file, end=end, flush=True)
+        print(text.ljust(TERMINAL), file=file, end=end, flush=True)
 
 
 def leave(code):
@@ -275,33 +278,6 @@ def checkpointing():
         leave(REFUSED)
 
 
-def resume(args, manager, state, any_loss):
-    """Load what an earlier run left in the folder; return its step and unprinted losses."""
-
-    def fits(saved):  # of the newest complete checkpoint, before its weights are read
-        for name, was in saved["config"].items():
-            if was != (now := state["config"].get(name)):
-                text = f"{args.out} belongs to another run: {name} was {was} and is {now}"
-                raise CheckpointError(text)
-
-    found = None
-    if args.resume != "never":
-        with checkpointing():
-            found = manager.load(state, warm_up=any_loss, fits=fits)
-    with agreed():
-        there = list(args.out.glob("step-*.pt"))
-        if args.resume == "never":
-            for path in there if dist.get_rank() == 0 else ():
-                path.replace(path.with_suffix(".old"))  # or they would be newer than ours
-        elif not found and (there or args.resume == "must"):
-            refuse(f"--resume {args.resume}: there is no complete checkpoint in {args.out}")
-    if not found:
-        return 0, 0.0, 0
-    step, ranks = found["step"], found["world_size"]
-    say(f"resumed after step {step} from {args.out}, saved by {ranks} ranks")
-    return step, found["total"], found["count"]
-
-
 def predict(model, batch, device, autocast):
     """Scores of one batch, (predictions, classes), and its labels, (predictions,)."""
     batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
@@ -312,30 +288,143 @@ def predict(model, batch, device, autocast):
     return scores.float().flatten(0, -2), labels
 
 
-@torch.no_grad()
-def evaluate(model, valid, loader, device, autocast, group=None):
-    """Mean loss and accuracy over the validation set, each sample counted once."""
-    # DistributedSampler would repeat samples until all ranks have the same number. Here some
-    # ranks may have one less, so the model is called, not its DDP wrapper.
-    mine = Subset(valid, range(dist.get_rank(), len(valid), dist.get_world_size()))
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
-    model.eval()
-    for batch in loader(mine):
-        scores, labels = predict(model, batch, device, autocast)
-        sums[0] += cross_entropy(scores, labels, reduction="sum")
-        sums[1] += (scores.argmax(dim=1) == labels).sum()
-        sums[2] += len(labels)
-    model.train()
-    dist.all_reduce(sums, group=group)  # sums and counts: means would weigh ranks, not samples
-    return (sums[:2] / sums[2]).tolist()
-
-
 def peak_gib(device):
     """The most memory that this rank has held: tensors on its GPU, or all of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     unit = 1 if sys.platform == "darwin" else 2**10  # of ru_maxrss
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+class Trainer:
+    """All that a step, a line of the log and a save need, and what they change."""
+
+    def __init__(self, args, device, group, model, config):
+        self.args, self.device, self.group, self.model = args, device, group, model
+        kind = {"lr": args.lr, "fused": args.fused or None}
+        self.optimizer = torch.optim.AdamW(model.parameters(), **kind)
+
+        def part_of_lr(step):  # up along a line, then down to zero along half a cosine
+            left = (args.steps - step) / max(1, args.steps - args.warmup)
+            return min((step + 1) / args.warmup, (1 - math.cos(math.pi * min(1, left))) / 2)
+
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, part_of_lr)
+        fp16, half = args.precision == "fp16", args.precision != "fp32"
+        # bf16 has the range of fp32. fp16 does not: its loss is scaled, or gradients vanish.
+        self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
+        kind = torch.float16 if fp16 else torch.bfloat16
+        self.autocast = partial(torch.autocast, device.type, kind, enabled=half)
+        # The wrapper trains, the model is saved: no name in a checkpoint begins with "module."
+        how = {"process_group": group, "gradient_as_bucket_view": True}
+        how["device_ids"] = [device] if device.type == "cuda" else None
+        self.forward = self.ddp = DistributedDataParallel(model, **how)
+        if args.compile:
+            self.forward = torch.compile(self.ddp)  # its graphs end where buckets do
+        self.manager = CheckpointManager(args.out, keep=3)
+        self.state = {"model": model, "optimizer": self.optimizer, "config": config}
+        self.state |= {"scheduler": self.scheduler, "scaler": self.scaler}
+
+    def resume(self, any_loss):
+        """Load what an earlier run left in the folder, or begin."""
+        flag, folder, found = self.args.resume, self.args.out, None
+
+        def fits(saved):  # of the newest complete checkpoint, before its weights are read
+            for name, was in saved["config"].items():
+                if was != (now := self.state["config"].get(name)):
+                    text = f"{folder} belongs to another run: {name} was {was} and is {now}"
+                    raise CheckpointError(text)
+
+        if flag != "never":
+            with checkpointing():
+                found = self.manager.load(self.state, warm_up=any_loss, fits=fits)
+        with agreed():
+            there = list(folder.glob("step-*.pt"))
+            if flag == "never":
+                for path in there if dist.get_rank() == 0 else ():
+                    path.replace(path.with_suffix(".old"))  # or they would be newer than ours
+            elif not found and (there or flag == "must"):
+                refuse(f"--resume {flag}: there is no complete checkpoint in {folder}")
+        self.step, self.count, total = 0, 0, 0.0
+        if found:
+            self.step, self.count, total = found["step"], found["count"], found["total"]
+            by = f"saved by {found['world_size']} ranks"
+            say(f"resumed after step {self.step} from {folder}, {by}")
+        total = total if dist.get_rank() == 0 else 0.0
+        self.total = torch.tensor(total, device=self.device)
+        self.begun, self.began = self.step, time.perf_counter()
+
+    def loss(self, batch):
+        """The mean loss of one batch."""
+        return cross_entropy(*predict(self.forward, batch, self.device, self.autocast))
+
+    def update(self, data):
+        """Make one step."""
+        args, scaler = self.args, self.scaler
+        for left in reversed(range(args.accumulate)):
+            # All but the last skip the all-reduce; no_sync must hold the forward too.
+            with self.ddp.no_sync() if left else nullcontext():
+                loss = self.loss(next(data)) / args.accumulate
+                scaler.scale(loss).backward()
+            self.total += loss.detach()
+        scaler.unscale_(self.optimizer)  # the gradients are the mean over ranks now, and
+        nn.utils.clip_grad_norm_(self.model.parameters(), args.clip)  # all clip the same way
+        scale = scaler.get_scale()
+        scaler.step(self.optimizer)
+        scaler.update()
+        self.optimizer.zero_grad()
+        if scaler.get_scale() >= scale:  # else fp16 overflowed and the step was skipped
+            self.scheduler.step()
+        self.step, self.count = self.step + 1, self.count + 1
+
+    def log(self):
+        """Print a line: the loss of all ranks since the last one, the speed, the memory."""
+        args, step = self.args, self.step
+        dist.all_reduce(self.total, group=self.group)  # until now each rank knows its own
+        loss = self.total.item() / dist.get_world_size() / self.count
+        if not math.isfinite(loss):
+            with agreed():  # rather than overwrite the last good checkpoint
+                refuse(f"the loss is {loss} at step {step}")
+        speed = args.batch * (step - self.begun) / (time.perf_counter() - self.began)
+        rate = f"{speed * args.context:,.0f} tokens/s  {peak_gib(self.device):.2f} GiB"
+        line = f"step {step:5}  loss {loss:.4f}  {rate}"
+        if TERMINAL:
+            line = f"{'█' * (20 * step // args.steps):░<20} {line}"
+        say(line, end="\r" if TERMINAL else "\n")
+        self.total, self.count = self.total * 0, 0
+        self.begun, self.began = step, time.perf_counter()
+
+    @torch.no_grad()
+    def evaluate(self, valid, loader):
+        """Mean loss and accuracy over the validation set, each sample counted once."""
+        # DistributedSampler would repeat samples until all ranks have the same number. Here
+        # some ranks may have one less, so the model is called, not its DDP wrapper.
+        mine = Subset(valid, range(dist.get_rank(), len(valid), dist.get_world_size()))
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.model.eval()
+        for batch in loader(mine):
+            scores, labels = predict(self.model, batch, self.device, self.autocast)
+            sums[0] += cross_entropy(scores, labels, reduction="sum")
+            sums[1] += (scores.argmax(dim=1) == labels).sum()
+            sums[2] += len(labels)
+        self.model.train()
+        dist.all_reduce(sums, group=self.group)  # not means: they would weigh ranks
+        return (sums[:2] / sums[2]).tolist()
+
+    def save(self, valid, loader, stopping):
+        """Evaluate, unless a signal asked to stop: then save and leave."""
+        paused, step = time.perf_counter(), self.step
+        if not stopping:  # before the save: if killed here, it is repeated
+            loss, right = self.evaluate(valid, loader)
+            say(f"step {step:5}  validation loss {loss:.4f}  accuracy {right:.1%}")
+        dist.all_reduce(self.total, group=self.group)
+        self.total *= dist.get_rank() == 0  # it keeps the sum of all, here and in the file
+        unprinted = {"total": self.total.item(), "count": self.count}
+        with checkpointing():
+            self.manager.save({**self.state, **unprinted}, step)
+        if stopping:
+            say(f"stopped by a signal and saved after step {step}: run this again")
+            leave(SAVED)
+        self.began += time.perf_counter() - paused
 
 
 @record  # torchrun's report then has the traceback of the rank that crashed first
@@ -358,105 +447,38 @@ def main():
         train, valid, model = (from_hub if args.dataset == "mrpc" else from_text)(args)
         if len(train) < args.batch or not len(valid):
             refuse(f"{len(train)} training samples are fewer than --batch {args.batch}")
-    model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=args.fused or None)
-
-    def part_of_lr(step):  # up along a line, then down to zero along half a cosine
-        left = (args.steps - step) / max(1, args.steps - args.warmup)
-        return min((step + 1) / args.warmup, (1 - math.cos(math.pi * min(1, left))) / 2)
-
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, part_of_lr)
-    # bf16 has the range of fp32. fp16 does not: its loss is scaled, or small gradients vanish.
-    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
-    half = torch.float16 if args.precision == "fp16" else torch.bfloat16
-    autocast = partial(torch.autocast, device.type, half, enabled=args.precision != "fp32")
+    # A checkpoint belongs to this run if nothing that affects the numbers is different.
+    config = {name: value for name, value in vars(args).items() if name not in FREE}
+    config["data"] = [tensor.sum().item() for tensor in train.datasets.values()]
+    trainer = Trainer(args, device, group, model.to(device), config)
     torch.manual_seed(args.seed + 1 + rank)  # other samples, other dropout
-
-    # The wrapper trains, the model is saved: no name in a checkpoint begins with "module."
-    gpus = [device] if device.type == "cuda" else None
-    views = {"gradient_as_bucket_view": True}
-    ddp = DistributedDataParallel(model, gpus, process_group=group, **views)
-    forward = torch.compile(ddp) if args.compile else ddp  # its graphs end where buckets do
     micro = args.batch // ranks // args.accumulate
     # The start of an epoch draws a number: from this generator, not from the one of dropout.
-    how = {"generator": torch.Generator(), "pin_memory": bool(gpus)}
+    how = {"generator": torch.Generator(), "pin_memory": device.type == "cuda"}
     loader = partial(Loader, batch_size=micro, num_workers=args.workers, **how)
+    # The first backward has a loss of its own, after which DDP rebuilds its buckets.
+    trainer.resume(any_loss=lambda: trainer.loss(next(batches(train, loader, args, 0))))
 
-    # A checkpoint belongs to this run if nothing that affects the numbers is different.
-    free = ["out", "resume", "log_every", "save_every", "workers", "profile", "accumulate"]
-    free += ["timeout", "vote_timeout", "vote_every"]
-    config = {name: value for name, value in vars(args).items() if name not in free}
-    config["data"] = [tensor.sum().item() for tensor in train.datasets.values()]
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
-    state["config"], manager = config, CheckpointManager(args.out, keep=3)
-
-    def any_loss():  # for a first backward, after which DDP rebuilds its buckets
-        batch = next(batches(train, loader, args, 0))
-        return cross_entropy(*predict(forward, batch, device, autocast))
-
-    step, total, count = resume(args, manager, state, any_loss)
-    total = torch.tensor(total if rank == 0 else 0.0, device=device)
+    shares = f"{ranks} ranks × {args.accumulate} micro-batches × {micro} samples"
+    say(f"{device.type}, {args.precision}: {args.steps} steps of {shares}")
     trace = nullcontext()
     if args.profile:
         plan = profiler.schedule(wait=3, warmup=2, active=4, repeat=1)
         write = profiler.tensorboard_trace_handler(args.profile, f"rank{rank}")
         trace = profiler.profile(schedule=plan, on_trace_ready=write)
-
-    shares = f"{ranks} ranks × {args.accumulate} micro-batches × {micro} samples"
-    say(f"{device.type}, {args.precision}: {args.steps} steps of {shares}")
-    terminal = 79 if sys.stdout.isatty() else 0  # columns, for lines that overwrite others
-    begun, began = step, time.perf_counter()
     # Closed, or a crash would wait for workers that SIGTERM does not end.
-    with trace, closing(batches(train, loader, args, step)) as data:
-        while step < args.steps:
-            for left in reversed(range(args.accumulate)):
-                # All but the last skip the all-reduce; no_sync must hold the forward too.
-                with ddp.no_sync() if left else nullcontext():
-                    scores, labels = predict(forward, next(data), device, autocast)
-                    loss = cross_entropy(scores, labels) / args.accumulate
-                    scaler.scale(loss).backward()
-                total += loss.detach()
-            scaler.unscale_(optimizer)  # the gradients are the mean over ranks now, and
-            nn.utils.clip_grad_norm_(model.parameters(), args.clip)  # all clip the same way
-            scale = scaler.get_scale()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            if scaler.get_scale() >= scale:  # else fp16 overflowed and the step was skipped
-                scheduler.step()
+    with trace, closing(batches(train, loader, args, trainer.step)) as data:
+        while trainer.step < args.steps:
+            trainer.update(data)
             if args.profile:
                 trace.step()
-            step, count = step + 1, count + 1
-            done = step == args.steps
+            step, done = trainer.step, trainer.step == args.steps
             stop = (step % args.vote_every == 0 or done) and any_rank(signals)
             if step % args.log_every == 0 or done:
-                dist.all_reduce(total, group=group)  # until now each rank knows its own
-                loss = total.item() / ranks / count
-                if not math.isfinite(loss):
-                    with agreed():  # rather than overwrite the last good checkpoint
-                        refuse(f"the loss is {loss} at step {step}")
-                speed = args.batch * (step - begun) / (time.perf_counter() - began)
-                rate = f"{speed * args.context:,.0f} tokens/s  {peak_gib(device):.2f} GiB"
-                line = f"step {step:5}  loss {loss:.4f}  {rate}"
-                if terminal:
-                    line = f"{'█' * (20 * step // args.steps):░<20} {line}"
-                say(line.ljust(terminal), end="\r" if terminal else "\n")
-                total, count, begun, began = total * 0, 0, step, time.perf_counter()
+                trainer.log()
             if step % args.save_every == 0 or stop or done:
-                paused = time.perf_counter()
-                if done or not stop:  # before the save: if killed here, it is repeated
-                    loss, right = evaluate(model, valid, loader, device, autocast, group)
-                    line = f"step {step:5}  validation loss {loss:.4f}  accuracy {right:.1%}"
-                    say(line.ljust(terminal))
-                dist.all_reduce(total, group=group)
-                total *= rank == 0  # rank 0 keeps the sum of all ranks, here and in the file
-                with checkpointing():
-                    manager.save({**state, "total": total.item(), "count": count}, step)
-                if stop and not done:
-                    say(f"stopped by a signal and saved after step {step}: run this again")
-                    leave(SAVED)
-                began += time.perf_counter() - paused
-    say(f"complete after step {step}: {args.out}")
+                trainer.save(valid, loader, stopping=stop and not done)
+    say(f"complete after step {trainer.step}: {args.out}")
     leave(0)
 
 

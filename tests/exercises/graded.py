@@ -46,7 +46,7 @@ def passes_all(exercise: str, path: Path) -> bool:
     return not failed
 
 
-def first_messages(exercise: str, texts: Mapping[str, str], folder: Path) -> dict[str, str]:
+def first_messages(exercise: str, texts: Mapping[Any, str], folder: Path) -> dict[Any, str]:
     """What the first check that rejects each text says, "" if all pass: all texts are tried in the same ranks.
 
     A text whose ranks end, hang or diverge needs ranks of its own: see :func:`first_failure`.
@@ -60,21 +60,56 @@ def first_messages(exercise: str, texts: Mapping[str, str], folder: Path) -> dic
     return messages
 
 
-def first_messages_each(
-    edits: Mapping[tuple[str, str], list[tuple[str, str]]], folder: Path, file: str = "solution"
-) -> dict[tuple[str, str], str]:
-    """The same for edits of several exercises, by exercise and what was tried."""
-    messages = {}
-    for exercise in dict.fromkeys(name for name, _ in edits):
-        texts = {tried: text_of(exercise, *one, file=file) for (name, tried), one in edits.items() if name == exercise}
-        messages |= {(exercise, tried): message for tried, message in first_messages(exercise, texts, folder).items()}
-    return messages
+# The tests of a file that imports them, by its tables. Their keys are what was tried in the exercise NAME, or the
+# exercise and what was tried: WRONG (edits, words of the message), RIGHT (edits), and ALONE, those keys of WRONG whose
+# ranks end, raise or diverge. `written(key, edits)` is the learner's file.
 
 
-def asked_for(request: pytest.FixtureRequest) -> set[Any]:
-    """The keys of the tests in this file that are run now: nothing else needs to be tried."""
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    tables = vars(metafunc.module)
+    wrong, alone = tables["WRONG"], tables["ALONE"]
+    keys = {
+        test_a_wrong_file_gets_the_reason: [key for key in wrong if key not in alone],
+        test_one_that_needs_ranks_of_its_own_gets_the_reason: alone,
+        test_a_right_file_passes: [*tables.get("RIGHT", ())],
+    }
+    if metafunc.function in keys:
+        metafunc.parametrize("key", keys[metafunc.function], ids=str)
+
+
+@pytest.fixture(scope="module")
+def messages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, str]:
+    """The message to each file that keeps its ranks together, as far as the tests that are run now ask for it."""
+    tables, texts = vars(request.module), {}
+    edits = {**tables.get("RIGHT", {}), **{key: edits for key, (edits, _) in tables["WRONG"].items()}}
     items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
-    return {item.callspec.params["key"] for item in items if "key" in item.callspec.params}
+    asked = {item.callspec.params.get("key") for item in items} - {*tables["ALONE"]}
+    for key in (key for key in edits if key in asked):
+        texts.setdefault(_exercise(tables, key), {})[key] = tables["written"](key, edits[key])
+    folder, found = tmp_path_factory.mktemp("messages"), {}
+    for exercise, each in texts.items():
+        found |= first_messages(exercise, each, folder)
+    return found
+
+
+def test_a_wrong_file_gets_the_reason(key: Any, messages: dict[Any, str], request: pytest.FixtureRequest) -> None:
+    mentions(messages[key], request.module.WRONG[key][1])
+
+
+def test_one_that_needs_ranks_of_its_own_gets_the_reason(
+    key: Any, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    tables = vars(request.module)
+    edits, words = tables["WRONG"][key]
+    mentions(first_failure(_exercise(tables, key), tmp_path, tables["written"](key, edits)), words)
+
+
+def test_a_right_file_passes(key: Any, messages: dict[Any, str]) -> None:
+    assert messages[key] == ""
+
+
+def _exercise(tables: Mapping[str, Any], key: Any) -> str:
+    return key[0] if isinstance(key, tuple) else tables["NAME"]
 
 
 def _try_all(exercise: str, texts: Mapping[str, str], numbers: list[int], folder: Path) -> dict[str, str]:
@@ -113,7 +148,11 @@ def _verdict(check, seen, wrong, calls):
 
 def text_of(exercise: str, *edits: tuple[str, str], file: str = "solution") -> str:
     """The solution, or another file of the exercise, with other lines."""
-    text = (EXERCISES / exercise / f"{file}.py").read_text()
+    return but((EXERCISES / exercise / f"{file}.py").read_text(), *edits)
+
+
+def but(text: str, *edits: tuple[str, str]) -> str:
+    """The text with other lines."""
     for old, new in edits:
         assert old in text, old
         text = text.replace(old, new)

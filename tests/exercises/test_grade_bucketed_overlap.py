@@ -1,7 +1,14 @@
 """The grader of bucketed-overlap: right solutions pass, each wrong one gets the reason."""
 
-import pytest
-from graded import asked_for, first_failure, first_messages, mentions, overriding, text_of
+from graded import (  # noqa: F401
+    but,
+    messages,
+    overriding,
+    pytest_generate_tests,
+    test_a_right_file_passes,
+    test_a_wrong_file_gets_the_reason,
+    test_one_that_needs_ranks_of_its_own_gets_the_reason,
+)
 
 NAME = "bucketed-overlap"
 
@@ -40,14 +47,6 @@ def assign(self, parameters, cap_bytes):
         buckets[-1].append(p)
     return buckets
 """
-
-
-def but(method: str, *edits: tuple[str, str]) -> str:
-    """The method with other lines."""
-    for old, new in edits:
-        assert old in method, old
-        method = method.replace(old, new)
-    return method
 
 
 # name: (methods that replace those of the solution, words of the message)
@@ -187,31 +186,8 @@ ANOTHER = (
         ("p.grad.copy_(piece.view_as(p))", "p.grad = piece.view_as(p)"),
     )
 )
+RIGHT = {"another": ANOTHER}
 
 
-@pytest.fixture(scope="module")
-def messages(tmp_path_factory, request):
-    """The message to each solution that keeps its ranks together."""
-    texts = {
-        "solution": text_of(NAME),
-        "another": overriding(NAME, "BucketedDDP", ANOTHER),
-        **{key: overriding(NAME, "BucketedDDP", methods) for key, (methods, _) in WRONG.items()},
-    }
-    asked = asked_for(request) - {*ALONE}
-    return first_messages(NAME, {key: texts[key] for key in texts if key in asked}, tmp_path_factory.mktemp("messages"))
-
-
-@pytest.mark.parametrize("key", [key for key in WRONG if key not in ALONE])
-def test_a_wrong_solution_gets_the_reason(key, messages):
-    mentions(messages[key], WRONG[key][1])
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_one_whose_ranks_end_or_diverge_gets_the_reason(name, tmp_path):
-    methods, words = WRONG[name]
-    mentions(first_failure(NAME, tmp_path, overriding(NAME, "BucketedDDP", methods)), words)
-
-
-@pytest.mark.parametrize("key", ["solution", "another"])
-def test_a_right_solution_passes(key, messages):
-    assert messages[key] == ""
+def written(_, methods: str) -> str:
+    return overriding(NAME, "BucketedDDP", methods)

@@ -1,18 +1,15 @@
 """The graders of the exercises on checkpoints: right solutions pass, each wrong one gets the reason."""
 
-import pytest
-from graded import (
-    asked_for,
-    first_failure,
-    first_messages_each,
-    mentions,
-    message_to_a_hang,
+from graded import (  # noqa: F401
+    messages,
+    pytest_generate_tests,
+    test_a_right_file_passes,
+    test_a_wrong_file_gets_the_reason,
+    test_one_that_needs_ranks_of_its_own_gets_the_reason,
     text_of,
 )
 
-from tools import PATIENCE_S
-
-EXACT, ATOMIC = NAMES = "make-resume-exact", "make-save-atomic"
+EXACT, ATOMIC = "make-resume-exact", "make-save-atomic"
 
 
 # -- make-resume-exact: lines of the solution ---------------------------------------------------------
@@ -430,51 +427,21 @@ RIGHT = {
     (ATOMIC, "the book's manager"): [(LOADS, LOADS + MANAGER)],
 }
 
-# Files that end, stop the ranks or let them diverge: (exercise, edits, words of the message)
+# Files that end, or let the ranks diverge.
 MISBEHAVES = {
-    "leaves": (ATOMIC, [(LOADS, LOADS + "\n\ndef save(*args):\n    raise SystemExit\n")], "raised SystemExit"),
-    "ends the process": (ATOMIC, [(DATA, "    os._exit(0)\n")], "exited with code 0 in the middle"),
-    "prints forever": (ATOMIC, [(DATA, "    while 1: print('x' * 9999)\n")], "a rank may print 16 MiB"),
-    "warms up on rank 0": (
-        EXACT,
+    (ATOMIC, "leaves"): ([(LOADS, LOADS + "\n\ndef save(*args):\n    raise SystemExit\n")], "raised SystemExit"),
+    (EXACT, "warms up on rank 0"): (
         [(WARM_UP, WARM_UP.replace("        mse", "        if rank == 0:\n            mse"))],
         "The ranks diverge at call",
     ),
-    "skips a save on rank 1": (
-        EXACT,
+    (EXACT, "skips a save on rank 1"): (
         [(GATHER, "    if dist.get_rank() and done == 2:\n        return\n" + GATHER)],
         "The ranks diverge at call|rank 1 calls barrier",
     ),
 }
+WRONG |= MISBEHAVES
+ALONE = list(MISBEHAVES)
 
 
-@pytest.fixture(scope="module")
-def messages(tmp_path_factory, request):
-    """The message to each solution, by exercise and what was tried."""
-    solutions = {(name, "solution"): [] for name in NAMES}
-    edits = {**solutions, **RIGHT, **{key: edits for key, (edits, _) in WRONG.items()}}
-    asked = asked_for(request)
-    return first_messages_each({key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("messages"))
-
-
-@pytest.mark.parametrize("key", WRONG, ids=str)
-def test_a_wrong_solution_gets_the_reason(key, messages):
-    mentions(messages[key], WRONG[key][1])
-
-
-@pytest.mark.parametrize("key", [*((name, "solution") for name in NAMES), *RIGHT], ids=str)
-def test_a_right_solution_passes(key, messages):
-    assert messages[key] == ""
-
-
-@pytest.mark.parametrize("how", MISBEHAVES)
-def test_a_file_that_misbehaves_gets_an_explanation(how, tmp_path):
-    name, edits, words = MISBEHAVES[how]
-    mentions(first_failure(name, tmp_path, text_of(name, *edits)), words)
-
-
-def test_a_file_that_hangs_gets_an_explanation(tmp_path, monkeypatch):
-    hangs = tmp_path / "hangs"
-    hang = f"\n\ndef load_latest(folder):\n    while open({str(hangs)!r}, 'w'): pass\n"
-    message = message_to_a_hang(ATOMIC, tmp_path, text_of(ATOMIC, (LOADS, LOADS + hang)), hangs.exists, monkeypatch)
-    mentions(message, f"still ran after {PATIENCE_S:g} s")
+def written(key: tuple[str, str], edits: list[tuple[str, str]]) -> str:
+    return text_of(key[0], *edits)

@@ -3,9 +3,16 @@
 import re
 
 import pytest
-from graded import asked_for, first_failure, first_messages_each, mentions, text_of
+from graded import (  # noqa: F401
+    messages,
+    pytest_generate_tests,
+    test_a_right_file_passes,
+    test_a_wrong_file_gets_the_reason,
+    test_one_that_needs_ranks_of_its_own_gets_the_reason,
+    text_of,
+)
 
-from ddplab.grading.exercises import EXERCISES, section
+from ddplab.grading.exercises import EXERCISES
 
 HANG, STOP, RESUME, NAN, BRANCH = NAMES = [
     f"mend-{name}" for name in ("hang-at-epoch-end", "early-stop", "resume", "nan", "frozen-branch")
@@ -358,31 +365,8 @@ ALONE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def messages(tmp_path_factory, request):
-    """The message to each fix that keeps its ranks together."""
-    solutions = {(name, "solution"): [(text_of(name, file="starter"), text_of(name))] for name in NAMES}
-    edits = {**solutions, **RIGHT, **{key: edits for key, (edits, _) in WRONG.items()}}
-    asked = asked_for(request) - {*ALONE}
-    return first_messages_each(
-        {key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("messages"), "starter"
-    )
-
-
-@pytest.mark.parametrize("key", [key for key in WRONG if key not in ALONE], ids=str)
-def test_a_wrong_fix_gets_the_reason(key, messages):
-    mentions(messages[key], WRONG[key][1])
-
-
-@pytest.mark.parametrize("key", ALONE, ids=str)
-def test_one_whose_ranks_end_or_diverge_gets_the_reason(key, tmp_path):
-    edits, words = WRONG[key]
-    mentions(first_failure(key[0], tmp_path, text_of(key[0], *edits, file="starter")), words)
-
-
-@pytest.mark.parametrize("key", [*((name, "solution") for name in NAMES), *RIGHT], ids=str)
-def test_a_right_fix_passes(key, messages):
-    assert messages[key] == ""
+def written(key: tuple[str, str], edits: list[tuple[str, str]]) -> str:
+    return text_of(key[0], *edits, file="starter")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -396,13 +380,3 @@ def test_the_log_is_that_of_the_starter(name):
     ):
         assert ("backward()" if called == "backward" else "ddp(") in lines[int(line) - 1]
     assert log.count("at line") == sum("raised after" in line for line in log.splitlines())
-
-
-def test_every_section_that_a_message_names_exists():
-    files = [
-        *(EXERCISES / name / "grader.py" for name in NAMES),
-        EXERCISES.parent / "ddplab" / "grading" / "training.py",
-    ]
-    labels = {label for file in files for label in re.findall(r'"((?:fault|museum)-[a-z0-9-]+)"', file.read_text())}
-    assert len(labels) > 5
-    assert not [label for label in labels if not section(label).startswith("“")]

@@ -1,10 +1,17 @@
 """The graders of the exercises on performance: right solutions pass, each wrong one gets the reason."""
 
-import pytest
 import torch
-from graded import asked_for, first_failure, first_messages_each, mentions, text_of
+from graded import (  # noqa: F401
+    but,
+    messages,
+    pytest_generate_tests,
+    test_a_right_file_passes,
+    test_a_wrong_file_gets_the_reason,
+    test_one_that_needs_ranks_of_its_own_gets_the_reason,
+    text_of,
+)
 
-CURVE, CHOOSE, ACCUMULATE = NAMES = "predict-u-curve", "choose-buckets", "mend-accumulation"
+CURVE, CHOOSE, ACCUMULATE = "predict-u-curve", "choose-buckets", "mend-accumulation"
 
 
 # -- predict-u-curve: lines of the solution -----------------------------------------------------------
@@ -57,10 +64,7 @@ FLAT = """    for i, (x, y) in enumerate(batches, 1):
 
 def flat(*edits: tuple[str, str]) -> list[tuple[str, str]]:
     """A loop over the micro-batches, as most people write it, instead of one over the windows."""
-    body = FLAT
-    for old, new in edits:
-        assert old in body, old
-        body = body.replace(old, new)
+    body = but(FLAT, *edits)
     text = text_of(ACCUMULATE)
     return [(text[text.index(WINDOWS) :], body)]
 
@@ -402,26 +406,5 @@ RIGHT = {
 ALONE = [(CHOOSE, "searches every byte"), (CHOOSE, "rounds down"), (ACCUMULATE, "one rank sits out the rest")]
 
 
-@pytest.fixture(scope="module")
-def messages(tmp_path_factory, request):
-    """The message to each solution that keeps its ranks together."""
-    solutions = {(name, "solution"): [] for name in NAMES}
-    edits = {**solutions, **RIGHT, **{key: edits for key, (edits, _) in WRONG.items()}}
-    asked = asked_for(request) - {*ALONE}
-    return first_messages_each({key: edits[key] for key in edits if key in asked}, tmp_path_factory.mktemp("messages"))
-
-
-@pytest.mark.parametrize("key", [key for key in WRONG if key not in ALONE], ids=str)
-def test_a_wrong_solution_gets_the_reason(key, messages):
-    mentions(messages[key], WRONG[key][1])
-
-
-@pytest.mark.parametrize("key", ALONE, ids=str)
-def test_one_that_needs_ranks_of_its_own_gets_the_reason(key, tmp_path):
-    edits, words = WRONG[key]
-    mentions(first_failure(key[0], tmp_path, text_of(key[0], *edits)), words)
-
-
-@pytest.mark.parametrize("key", [*((name, "solution") for name in NAMES), *RIGHT], ids=str)
-def test_a_right_solution_passes(key, messages):
-    assert messages[key] == ""
+def written(key: tuple[str, str], edits: list[tuple[str, str]]) -> str:
+    return text_of(key[0], *edits)

@@ -2,25 +2,18 @@
 
 import os
 
-import pytest
-from graded import first_failure, mentions, message_to_a_hang, passes_all
+from graded import (  # noqa: F401
+    mentions,
+    message_to_a_hang,
+    passes_all,
+    pytest_generate_tests,
+    test_one_that_needs_ranks_of_its_own_gets_the_reason,
+    text_of,
+)
 
-from ddplab.grading.exercises import EXERCISES
 from tools import PATIENCE_S, ended
 
 NAME = "distributed-training-script"
-SOLUTION = (EXERCISES / NAME / "solution.py").read_text()
-
-
-def but(*edits: tuple[str, str]) -> str:
-    """The solution with other lines."""
-    text = SOLUTION
-    for old, new in edits:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
-
-
 SPAWN = "    mp.spawn(train_ddp, (world_size, port, *job), nprocs=world_size)"
 SAMPLER = "DistributedSampler(dataset)"
 REDUCE = "        dist.all_reduce(seen)"
@@ -156,10 +149,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_solution_gets_the_reason(name, tmp_path):
-    edits, words = WRONG[name]
-    mentions(first_failure(NAME, tmp_path, but(*edits)), words)
+ALONE = list(WRONG)  # they start processes
+
+
+def written(_, edits: list[tuple[str, str]]) -> str:
+    return text_of(NAME, *edits)
 
 
 def test_another_right_solution_passes(tmp_path):
@@ -181,7 +175,8 @@ def test_another_right_solution_passes(tmp_path):
         raise RuntimeError("a rank failed")
 """
     path.write_text(
-        but(
+        text_of(
+            NAME,
             (SPAWN, join + "    pass"),
             ("    del ddp", "    pass"),
             ('    meet = f"tcp://127.0.0.1:{port}"', SETS),
@@ -207,7 +202,8 @@ def test_what_it_starts_ends_with_the_check(tmp_path, monkeypatch):
         pids[:] = [int(pid) for pid in (tmp_path / "pids").read_text().split()] if (tmp_path / "pids").exists() else []
         return len(pids) == 3
 
-    outcome = message_to_a_hang(NAME, tmp_path, but(("    device = setup_ddp(rank", hang)), all_hang, monkeypatch)
+    text = text_of(NAME, ("    device = setup_ddp(rank", hang))
+    outcome = message_to_a_hang(NAME, tmp_path, text, all_hang, monkeypatch)
     mentions(outcome, f"It still ran after {PATIENCE_S:g} s, and was stopped")
     assert os.getpid() not in pids
     assert all(map(ended, pids))

@@ -4,14 +4,12 @@ KILLS=1000 pytest tests/kit/test_checkpoint.py -k killed_at_any_moment
 """
 
 import contextlib
-import errno
 import hashlib
 import mmap
 import os
 import pickle
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -167,16 +165,6 @@ def test_everything_comes_back(tmp_path, ranks):
         config = {"lr": 1e-2, "layers": [4, 8], "name": "small", "amp": None}
         assert found == {"epoch": 3, "config": config, "step": 3, "world_size": ranks or 1}
         assert path == tmp_path / "step-00000003.pt"
-
-
-def test_the_file_is_a_plain_torch_file_without_module_in_its_names(tmp_path):
-    """torch.load reads it, and sha256sum agrees with its last line."""
-    launch(resumes, 2, str(tmp_path), quiet=True)
-    path = tmp_path / "step-00000003.pt"
-    content = torch.load(path)
-    assert list(content["objects"]["model"]) == list(build()["model"].state_dict())
-    whole, last_line = path.read_bytes()[:-73], path.read_bytes()[-73:]
-    assert last_line.decode() == f"\nsha256 {hashlib.sha256(whole).hexdigest()}\n"
 
 
 def test_a_save_does_not_change_the_run(tmp_path):
@@ -364,31 +352,6 @@ def test_killed_before_every_file_operation(in_memory):
     assert set(killed_before) == EVENTS
 
 
-def test_what_reaches_the_disk_in_which_order(tmp_path, monkeypatch):
-    """Content, then its name, then the folder, then the deletion of the old; a power cut cannot turn that around."""
-    saved(tmp_path, 1)
-    calls = []
-
-    def spy(owner, name, what):
-        original = getattr(owner, name)
-
-        def wrapper(*args, **kwargs):
-            calls.append(what(*args))
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, wrapper)
-
-    def kind(descriptor):
-        name = os.readlink(f"/proc/self/fd/{descriptor}")
-        return "fsync " + ("draft" if name.endswith(".draft") else "folder" if name == str(tmp_path) else name)
-
-    spy(os, "fsync", kind)
-    spy(Path, "replace", lambda source, target: f"rename to {Path(target).name}")
-    spy(Path, "unlink", lambda path, *_: f"delete {path.name}")
-    saved(tmp_path, 2, keep=1)
-    assert calls == ["fsync draft", "rename to step-00000002.pt", "fsync folder", "delete step-00000001.pt"]
-
-
 # -- damaged files ------------------------------------------------------------------------------------
 
 
@@ -566,22 +529,6 @@ def test_a_full_disk(tmp_path):
         assert launch(finds, 2, str(folder)) == [1, 1]
         launch(tries, 2, str(folder), 3)
         assert launch(finds, 2, str(folder)) == [3, 3]
-
-
-def test_a_file_too_large(tmp_path):
-    """The same for a quota on the size of a file, which needs no mount; the limit cuts the write at any byte."""
-
-    def worker(folder, limit):
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-        tries(folder, 2)
-
-    launch(tries, 2, str(tmp_path), 1)
-    whole = (tmp_path / "step-00000001.pt").stat().st_size
-    limits = 100, whole // 2, whole - 1
-    for errors in says(2, *((worker, tmp_path, limit) for limit in limits)):
-        assert all(f"[Errno {errno.EFBIG}]" in error for error in errors)
-    assert sorted(os.listdir(tmp_path)) == [".lock", "step-00000001.pt"]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -40,30 +40,6 @@ def hang(folder, worker, ranks=3):
     return read_dumps(folder), [ending.how for ending in endings]
 
 
-def test_names_the_ranks_that_issued_something_else(tmp_path):
-    def worker(folder):
-        with dump_when_stuck(folder, 0.5):
-            dist.all_reduce(torch.ones(7))
-            give_up_soon()
-            if dist.get_rank() == 2:
-                dist.broadcast(torch.ones(3), src=0)
-            else:
-                dist.all_reduce(torch.ones(3))
-
-    dumps, _ = hang(tmp_path, worker)
-    divergence = compare(dumps)
-    assert (divergence.kind, divergence.group, divergence.number) == ("mismatch", "0", 2)
-    assert divergence.ranks == (2,)
-    assert divergence.differs == ("operation",)
-    assert [side.ranks for side in divergence.sides] == [(0, 1), (2,)]
-    here, there = (side.call for side in divergence.sides)
-    assert (here.operation, here.inputs, here.input_dtypes) == ("all_reduce", ((3,),), ("Float",))
-    assert there.operation == "broadcast"
-    assert here.place.startswith("test_flight.py:")
-    assert here.place.endswith("in worker")
-    assert "they differ in operation" in str(divergence)
-
-
 def test_names_the_rank_that_left_a_collective_out_and_what_it_did_last(tmp_path):
     def worker(folder):
         with dump_when_stuck(folder, 0.5):

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import ast
+import io
 import textwrap
+import tokenize
 from pathlib import Path
 
 
 def code_of(text: str, path: Path | str = "?") -> str:
     """Python source without comments, docstrings, and blank lines outside of strings.
 
-    Cut out of the text by position, not printed from the tree, so that every Python gives the same.
+    Cut out of the text, not printed from the tree, so that every Python gives the same.
     """
     return "\n".join(line for line in code_lines(text, parse(text, path)) if line is not None)
 
 
 def code_lines(text: str, tree: ast.Module) -> list[str | None]:
     """Each line of a source as :func:`code_of` leaves it; None for one that goes."""
-    lines = text.split("\n")
-    strings = [
-        node
-        for node in ast.walk(tree)
-        if (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)) or isinstance(node, ast.JoinedStr)
-    ]
-    literal = {id(node) for node in strings}
-    in_string: set[int] = set()  # lines whose end is inside of a string
-    covered: dict[int, list[tuple[int, int]]] = {}  # the columns of a line that are a string, in bytes
-    for node in strings:
-        last = node.end_lineno or node.lineno
-        in_string.update(range(node.lineno, last))
-        for row in range(node.lineno, last + 1):
-            start = node.col_offset if row == node.lineno else 0
-            end = (node.end_col_offset or 0) if row == last else len(lines[row - 1].encode())
-            covered.setdefault(row, []).append((start, end))
-    for row, line in enumerate(lines, 1):
-        if "#" in line:
-            lines[row - 1] = _without_comment(line, covered.get(row, []))
+    lines, literal = text.split("\n"), set[int]()
+    in_string = set[int]()  # rows whose end is inside of a string
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
+            literal.add(id(node))
+            in_string.update(range(node.lineno, node.end_lineno or node.lineno))
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip()
     for scope in ast.walk(tree):
         if isinstance(scope, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and scope.body:
             first = scope.body[0]
@@ -45,15 +38,6 @@ def code_lines(text: str, tree: ast.Module) -> list[str | None]:
                     in_string.discard(row)
     kept = [line if row in in_string else line.rstrip() for row, line in enumerate(lines, 1)]
     return [line if line or row in in_string else None for row, line in enumerate(kept, 1)]
-
-
-def _without_comment(line: str, strings: list[tuple[int, int]]) -> str:
-    """The line up to the first ``#`` that is not in a string."""
-    raw = line.encode()
-    at = raw.find(b"#")
-    while at >= 0 and any(start <= at < end for start, end in strings):
-        at = raw.find(b"#", at + 1)
-    return line if at < 0 else raw[:at].decode()
 
 
 def _alone(node: ast.Expr, lines: list[str]) -> bool:
