@@ -16,6 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 
 from ..evidence.labs import edition_of, recorded_editions
+from ..order import Page
 
 SCRIPT = "editions.js"
 
@@ -57,5 +58,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the value that the Makefile sets to ``all`` where it builds several editions, and the hooks."""
     app.add_config_value("labs_editions", [], "html", list)
     app.connect("config-inited", name_editions)
-    app.connect("html-page-context", add_switch, priority=900)
+    app.connect("html-page-context", add_switch, Page.WHOLE)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -12,6 +12,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
+from ..order import Resolving
 from .svg_slim import slim
 
 # The palette of ddplab.labs.plotting, as custom properties of the style sheet; elsewhere the colours stay as they are.
@@ -29,7 +30,7 @@ _SIZE = re.compile(r"(<svg\b[^>]*?) width=\"([\d.]+)pt\" height=\"[\d.]+pt\"([^>
 class InlineFigures(SphinxPostTransform):
     """Replace images that are SVG files of labs by the SVG itself."""
 
-    default_priority = 250  # after Sphinx has found the files
+    default_priority = Resolving.FIGURES
     formats = ("html",)
 
     def run(self, **_: Any) -> None:

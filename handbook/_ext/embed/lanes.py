@@ -12,6 +12,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
+from ..order import Resolving
+
 _LANE = re.compile(r"^rank (\d+) │ ?(.*)$")
 _SIDE_BY_SIDE = 40  # characters: two lanes with lines up to this length stand beside each other
 
@@ -19,7 +21,7 @@ _SIDE_BY_SIDE = 40  # characters: two lanes with lines up to this length stand b
 class SplitIntoLanes(SphinxPostTransform):
     """Turn literal blocks that hold lanes into lanes; what the script itself printed stays a literal block."""
 
-    default_priority = 90
+    default_priority = Resolving.LANES
     formats = ("html",)
 
     def run(self, **_: Any) -> None:

@@ -23,6 +23,7 @@ from ddplab.diagnose.entry import FOLDER, Entry, EntryError, Match, entries
 
 from ..evidence import labs
 from ..markup import cross_reference, has_folds
+from ..order import Resolving
 from ..problems import BuildError, warn_at
 
 SCRIPT = "list-filter.js"
@@ -184,7 +185,7 @@ class ErrorIndex(SphinxDirective):
 class ListEntries(SphinxPostTransform):
     """In a browser: keep a line of every entry, with as few elements as it takes; leave a place for the filter."""
 
-    default_priority = 700  # after references are resolved
+    default_priority = Resolving.LISTS
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""

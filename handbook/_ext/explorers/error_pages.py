@@ -20,6 +20,7 @@ from sphinx.environment import BuildEnvironment
 from ddplab.diagnose.entry import Entry, entries
 
 from ..markup import has_folds
+from ..order import Page
 from .error_index import AREAS, error_entry, page_name
 
 # The parts of an entry in the order of its page, and their headings there: first what one does about it.
@@ -137,5 +138,5 @@ def _wordings(entry: Entry) -> list[nodes.Node]:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work before the pages are written, and before anything is added to the page of the index."""
     app.connect("write-started", know_pages)
-    app.connect("html-page-context", write_pages, priority=1)
+    app.connect("html-page-context", write_pages, Page.OTHERS)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -25,6 +25,7 @@ from ..cards.card_source import LEVELS
 from ..cards.register import Register
 from ..markup import close, has_folds
 from ..news import nothing_read, to_write
+from ..order import AllRead, Resolving
 from ..problems import BuildError, suggestion, warn_at
 from .card_copies import chapters, copies, interview_cards
 from .math_svg import share_glyphs
@@ -72,7 +73,7 @@ class DrillLink(ReferenceRole):
 class FillRoom(SphinxPostTransform):
     """Copy the cards to where they are asked for."""
 
-    default_priority = 5  # before ticks are added, and references resolved
+    default_priority = Resolving.COPIES
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""
@@ -152,5 +153,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_role("cards", DrillLink())
     app.add_post_transform(FillRoom)
     app.connect("html-page-context", add_scripts)
-    app.connect("env-get-updated", changed, priority=900)  # behind the numbering of chapters
+    app.connect("env-get-updated", changed, AllRead.NUMBERED)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -20,6 +20,7 @@ import tinycss2
 from sphinx.application import Sphinx
 from sphinx.builders import Builder
 
+from ..order import Finished
 from ..problems import expect
 
 FILE = "page.css"
@@ -209,5 +210,5 @@ def _defer(text: str) -> str:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work on the pages when all of them, and all style sheets, are written."""
-    app.connect("build-finished", write_style, priority=900)
+    app.connect("build-finished", write_style, Finished.NEXT)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

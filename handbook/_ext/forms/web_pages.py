@@ -18,6 +18,7 @@ from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.environment import BuildEnvironment
 
 from ..news import nothing_read, to_write
+from ..order import AllRead, Finished
 from .page_style import led
 
 
@@ -123,7 +124,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the builder in place of Sphinx's."""
     app.setup_extension("_ext.news")
     app.add_builder(WebBuilder, override=True)
-    app.connect("env-get-updated", lists_to_write, priority=900)  # behind the numbering of chapters
+    app.connect("env-get-updated", lists_to_write, AllRead.NUMBERED)
     app.connect("write-started", forget_lists)
-    app.connect("build-finished", note_end, priority=999)  # behind all that works on what was written
+    app.connect("build-finished", note_end, Finished.LAST)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
