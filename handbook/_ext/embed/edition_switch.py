@@ -28,7 +28,7 @@ def name_editions(app: Sphinx, config: Config) -> None:
 
 
 def add_switch(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Put the switch above the page's text, and the script into its head, where it acts before anything is drawn."""
+    """Put the switch above the page's text, and the script into its head."""
     names = app.config.labs_editions
     if len(names) < 2 or app.builder.name != "html":
         return
@@ -50,7 +50,7 @@ def add_switch(app: Sphinx, page: str, template: str, context: dict[str, Any], d
     others = "" if here != front else " ".join(f"{name}={link}" for name, link in links.items() if name != here)
     source = context["pathto"](f"_static/{SCRIPT}", 1)
     context["metatags"] = (
-        f'{context.get("metatags", "")}<script src="{source}" data-others="{escape(others)}"></script>'
+        f'{context.get("metatags", "")}<script defer src="{source}" data-others="{escape(others)}"></script>'
     )
 
 

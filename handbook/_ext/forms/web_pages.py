@@ -19,11 +19,11 @@ from sphinx.environment import BuildEnvironment
 
 from ..news import nothing_read, to_write
 from ..order import AllRead, Finished
-from .page_style import led
+from .page_style import write_style
 
 
 class WebBuilder(StandaloneHTMLBuilder):
-    """Writes what has changed; `page_style` and others look at what was written."""
+    """Writes what has changed, with one style sheet for all pages."""
 
     writes: Set[str] = frozenset()  # the documents whose pages this build writes
 
@@ -57,6 +57,11 @@ class WebBuilder(StandaloneHTMLBuilder):
         if docnames:
             super().load_indexer(docnames)
 
+    def copy_static_files(self) -> None:
+        """Also the sheet that is made of all others, before a page is written that names it."""
+        super().copy_static_files()
+        write_style(self)
+
     def copy_download_files(self) -> None:
         """A page depends on the files that it offers: they have changed only if it is written."""
         if self.writes:
@@ -83,7 +88,7 @@ class WebBuilder(StandaloneHTMLBuilder):
             return
         fresh = page.with_suffix(".fresh")
         super().handle_page(pagename, addctx, templatename, outfilename=fresh)
-        if led(self, fresh.read_text(encoding="utf-8")) == page.read_text(encoding="utf-8"):
+        if fresh.read_bytes() == page.read_bytes():
             fresh.unlink()
         else:
             fresh.replace(page)
