@@ -46,6 +46,10 @@ def know_pages(app: Sphinx, builder: Builder) -> None:
     if not has_folds(builder):
         return
     env = builder.env
+    for index in {index for index, facts in env.metadata.items() if facts.get("errors")}:  # its areas only
+        for listed in list(env.tocs[index].findall(nodes.bullet_list))[1:]:
+            if len(list(listed.findall(nodes.bullet_list))) == 1:
+                listed.parent.remove(listed)
     std = env.domains.standard_domain
     for label, page in pages(env).items():
         index, _, title = std.labels[label]
