@@ -47,7 +47,6 @@ extensions = [
     "_ext.forms.marks",
     "_ext.forms.redirects",
     "_ext.forms.search_sections",
-    "_ext.forms.page_style",
     "_ext.forms.web_pages",
     "_ext.forms.build_steps",
     "_ext.embed.figures",

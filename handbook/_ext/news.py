@@ -13,6 +13,8 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
+from .order import BeforeReading
+
 # The builders that write all they have in each build. They leave what is known of all documents as they find it, so
 # that several of them can run at once.
 SIDE_FORMS = ("anki", "bookpdf", "epub")
@@ -60,5 +62,5 @@ def note_read(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Look at what Sphinx is about to read, when all others have said what they want read."""
     app.connect("env-get-outdated", note_removed)
-    app.connect("env-before-read-docs", note_read, priority=900)
+    app.connect("env-before-read-docs", note_read, BeforeReading.NEWS)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -19,7 +19,7 @@ LEVELS = {
         {"model", "buckets", "costmodel", "checkpoint", "diagnose", "flight", "trace", "scratch"},
         {"labs", "grading", "recording", "cli", "__main__"},
     ],
-    BOOK: [{"", "problems", "markup", "news"}, {"evidence"}, {"embed"}, {"cards", "explorers"}, {"forms"}],
+    BOOK: [{"order"}, {"", "problems", "markup", "news"}, {"evidence"}, {"embed"}, {"cards", "explorers"}, {"forms"}],
 }
 # Where private names of torch may stand (each path is a file or what begins so), and why.
 TORCH_PRIVATE = {
@@ -210,3 +210,19 @@ def test_patches_of_libraries_stand_in_one_file():
                 if name and name.split(".")[0] not in {"ddplab", "_ext", *STANDARD}:
                     found.setdefault(path.relative_to(ROOT).as_posix(), []).append(f"{node.lineno}: {name}")
     assert not unexpected(found, PATCHES)
+
+
+def test_the_order_of_a_build_is_named():
+    """Numbers that say what comes first stand in ``order``, with the reason."""
+    wrong = []
+    for path in files(f"{BOOK}/**/*.py"):
+        for node in ast.walk(tree(path)):
+            given: list[ast.expr] = []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                given = [one.value for one in node.keywords if one.arg == "priority"]
+                given += node.args[2:] if node.func.attr == "connect" else []
+            elif isinstance(node, ast.Assign) and any("priority" in ast.unparse(one) for one in node.targets):
+                given = [node.value]
+            if any(isinstance(part, ast.Constant) for one in given for part in ast.walk(one)):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)

@@ -17,6 +17,7 @@ from ddplab.recording.machine import processor
 
 from ..evidence.proofs import results_edition
 from ..markup import close, has_folds
+from ..order import Resolving
 from .claim_tests import test_uri
 from .claims_page import SCOPES, STATES, ClaimTransform, claim, known_of, scope_of, statement_of
 from .register import Entry
@@ -47,7 +48,7 @@ def part(tag: str, *children: nodes.Node, **also: str) -> claims_part:
 class ListClaims(ClaimTransform):
     """Fill in the list."""
 
-    default_priority = 5  # before ticks are added, and references resolved
+    default_priority = Resolving.COPIES
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""

@@ -18,6 +18,7 @@ from ddplab.recording import reach
 
 from ..evidence.proofs import NcclRun, Proof, Result, nccl_runs, read_proofs, read_results, result_of, results_edition
 from ..markup import close, cross_reference, has_folds
+from ..order import Resolving
 from .claim_tests import test_uri
 
 STATES = {
@@ -113,7 +114,7 @@ class ClaimTransform(SphinxPostTransform):
 class MarkClaims(ClaimTransform):
     """Give each claim its tick and its panel."""
 
-    default_priority = 6  # behind the list, which copies claims; before references are resolved
+    default_priority = Resolving.TICKS
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""

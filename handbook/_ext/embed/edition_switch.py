@@ -16,6 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 
 from ..evidence.labs import edition_of, recorded_editions
+from ..order import Page
 
 SCRIPT = "editions.js"
 
@@ -27,7 +28,7 @@ def name_editions(app: Sphinx, config: Config) -> None:
 
 
 def add_switch(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Put the switch above the page's text, and the script into its head, where it acts before anything is drawn."""
+    """Put the switch above the page's text, and the script into its head."""
     names = app.config.labs_editions
     if len(names) < 2 or app.builder.name != "html":
         return
@@ -49,7 +50,7 @@ def add_switch(app: Sphinx, page: str, template: str, context: dict[str, Any], d
     others = "" if here != front else " ".join(f"{name}={link}" for name, link in links.items() if name != here)
     source = context["pathto"](f"_static/{SCRIPT}", 1)
     context["metatags"] = (
-        f'{context.get("metatags", "")}<script src="{source}" data-others="{escape(others)}"></script>'
+        f'{context.get("metatags", "")}<script defer src="{source}" data-others="{escape(others)}"></script>'
     )
 
 
@@ -57,5 +58,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the value that the Makefile sets to ``all`` where it builds several editions, and the hooks."""
     app.add_config_value("labs_editions", [], "html", list)
     app.connect("config-inited", name_editions)
-    app.connect("html-page-context", add_switch, priority=900)
+    app.connect("html-page-context", add_switch, Page.WHOLE)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

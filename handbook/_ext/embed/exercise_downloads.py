@@ -14,6 +14,7 @@ from sphinx.writers.html5 import HTML5Translator
 from ddplab.grading.exercises import find_exercise
 
 from ..evidence import labs
+from ..order import Reading
 
 
 class named_download(addnodes.download_reference):  # noqa: N801  docutils names nodes so
@@ -51,5 +52,5 @@ def visit(self: HTML5Translator, node: named_download) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the node; the links come before Sphinx collects the files to download."""
     app.add_node(named_download, html=(visit, HTML5Translator.depart_download_reference))
-    app.connect("doctree-read", add_links, priority=400)
+    app.connect("doctree-read", add_links, Reading.PAGES)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

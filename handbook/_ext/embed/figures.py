@@ -12,6 +12,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
+from ..order import Resolving
 from .svg_slim import slim
 
 # The palette of ddplab.labs.plotting, as custom properties of the style sheet; elsewhere the colours stay as they are.
@@ -29,7 +30,7 @@ _SIZE = re.compile(r"(<svg\b[^>]*?) width=\"([\d.]+)pt\" height=\"[\d.]+pt\"([^>
 class InlineFigures(SphinxPostTransform):
     """Replace images that are SVG files of labs by the SVG itself."""
 
-    default_priority = 250  # after Sphinx has found the files
+    default_priority = Resolving.FIGURES
     formats = ("html",)
 
     def run(self, **_: Any) -> None:
@@ -80,14 +81,12 @@ def follow_page(svg: str) -> str:
 
 @cache
 def _read(path: Path, _modified: int) -> str:
-    """The file without what only a file needs; white space between elements goes too."""
+    """The file without what only a file needs; what only its program needs was left out when it was recorded."""
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :]
     if 'id="figure_1"' in svg:
         svg = slim(svg)
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    # A hundredth of a point is finer than any screen or printer. Only in tags: between them stand the labels.
-    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns:xlink="[^"]*"', "", svg).replace("xlink:href", "href")
     return re.sub(r">\s+<", "><", svg).strip()
 

@@ -16,6 +16,7 @@ from ..evidence import labs
 from ..evidence.lab_pieces import ranks_text
 from ..evidence.labs import Lab, all_labs, lab_evidence, waits
 from ..markup import cross_reference, has_folds
+from ..order import Reading
 from .lab_lists import title_and_question
 from .lab_page import script_download, seconds
 
@@ -77,5 +78,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.setup_extension("_ext.embed.lab_page")
     app.add_config_value("lab_card_documents", "", "env")
     app.add_node(lab_picture, html=(visit_picture, None))
-    app.connect("doctree-read", add_cards, priority=450)
+    app.connect("doctree-read", add_cards, Reading.ENDS)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

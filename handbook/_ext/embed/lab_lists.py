@@ -13,6 +13,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from ..evidence.labs import Lab, all_labs, waits_here
 from ..markup import cross_reference
+from ..order import Reading
 from .lab_page import WAITING
 
 
@@ -106,6 +107,6 @@ def what_it_will_show(lab: Lab) -> str:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive; lists change before Sphinx collects them."""
     app.add_directive("labs", Labs)
-    app.connect("doctree-read", leave_out, priority=400)
-    app.connect("doctree-read", list_labs, priority=400)
+    app.connect("doctree-read", leave_out, Reading.PAGES)
+    app.connect("doctree-read", list_labs, Reading.PAGES)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

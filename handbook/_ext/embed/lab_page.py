@@ -17,6 +17,7 @@ from ..evidence import labs
 from ..evidence.lab_pieces import runs_nothing, stamp_text
 from ..evidence.labs import Lab, all_labs, lab_evidence
 from ..markup import cross_reference
+from ..order import Reading
 from ..problems import BuildError, expect
 from .drawing_code import fold
 
@@ -153,5 +154,5 @@ def figure_uri(evidence: dict[str, Any], name: str) -> str:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work on the page before Sphinx collects its images and titles."""
     app.setup_extension("_ext.embed.drawing_code")
-    app.connect("doctree-read", complete, priority=400)
+    app.connect("doctree-read", complete, Reading.PAGES)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -17,6 +17,7 @@ from sphinx.writers.html5 import HTML5Translator
 from ..evidence import labs
 from ..evidence.lab_pieces import ranks_text, runs_nothing, stamp_text
 from ..markup import close, cross_reference, has_folds
+from ..order import Reading
 
 
 class section_stamp(nodes.General, nodes.Element):  # noqa: N801  docutils names nodes so
@@ -103,5 +104,5 @@ def visit(self: HTML5Translator, node: nodes.Element) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work on a document before its words are counted and searched."""
     app.add_node(section_stamp, html=(visit, close))
-    app.connect("doctree-read", gather, priority=450)
+    app.connect("doctree-read", gather, Reading.ENDS)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

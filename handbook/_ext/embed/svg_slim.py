@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
-from math import hypot
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 _TOKEN = re.compile(r"[MLCQZz]|-?[\d.]+(?:e-?\d+)?")
 _POINTS = {"M": 1, "L": 1, "Q": 2, "C": 3, "Z": 0}
 _PLACES = 2  # a hundredth of a point is finer than any screen or printer
-_SAME = 0.021  # points by which equal shapes differ when their corners are rounded where they stand
 _PIXEL_SAFE = 0.5  # points around a shape for its antialiased edge
 
 Point = tuple[float, float]
@@ -90,7 +86,7 @@ def slim(svg: str) -> str:
     if stored:
         store = ET.SubElement(kept, f"{_SVG}defs")
         store.extend(stored)
-    kept.extend(_together(drawn))
+    kept.extend(drawn)
     return ET.tostring(kept, encoding="unicode")
 
 
@@ -150,20 +146,6 @@ def _join_letters(text: ET.Element) -> None:
             text.remove(letter)
         else:
             kept.append(letter)
-
-
-def _together(drawn: list[ET.Element]) -> Iterator[ET.Element]:
-    """Labels of one look, one behind the other, in a group that says it once."""
-    for key, some in groupby(drawn, key=lambda one: (one.tag == f"{_SVG}text", one.get("style", ""))):
-        labels = list(some)
-        if not key[0] or len(labels) == 1:
-            yield from labels
-            continue
-        group = ET.Element(f"{_SVG}g", {"style": key[1]})
-        for label in labels:
-            label.attrib.pop("style", None)
-        group.extend(labels)
-        yield group
 
 
 def _merged(flat: list[ET.Element | Shape], clips: dict[str, Box | None]) -> list[ET.Element | Shape]:
@@ -248,24 +230,14 @@ def _read_path(data: str) -> list[list[Segment]]:
 
 
 def _written(subpaths: list[list[Segment]]) -> str:
-    """The path with each subpath counted from its start, equal ones in equal words, which compress to nothing."""
-    known: dict[str, list[tuple[list[float], str]]] = {}
-    return "".join(_start(subpath[0][1][0]) + _one(subpath, known) for subpath in subpaths)
+    """The path with each subpath counted from its start: what is equal has equal words, which compress to nothing."""
+    return "".join(map(_one, subpaths))
 
 
-def _start(point: Point) -> str:
-    return f"M{_number(point[0])}{_glued(_number(point[1]))}"
-
-
-def _one(subpath: list[Segment], known: dict[str, list[tuple[list[float], str]]]) -> str:
+def _one(subpath: list[Segment]) -> str:
     origin = subpath[0][1][0]
-    commands = "".join(command for command, _ in subpath[1:])
-    offsets = [c - o for _, points in subpath[1:] for point in points for c, o in zip(point, origin, strict=True)]
-    for other, words in known.setdefault(commands, []):
-        if all(abs(a - b) <= _SAME for a, b in zip(offsets, other, strict=True)):
-            return words
-    words, at = _circle(subpath), (0.0, 0.0)
-    for command, points in subpath[1:] if not words else ():
+    words, at = f"M{_number(origin[0])}{_glued(_number(origin[1]))}", (0.0, 0.0)
+    for command, points in subpath[1:]:
         to = [(round(x - origin[0], _PLACES), round(y - origin[1], _PLACES)) for x, y in points]
         steps = [(_number(x - at[0]), _number(y - at[1])) for x, y in to]
         if command == "Z":
@@ -278,26 +250,7 @@ def _one(subpath: list[Segment], known: dict[str, list[tuple[list[float], str]]]
             first, *rest = [number for step in steps for number in step]
             words += command.lower() + first + "".join(map(_glued, rest))
         at = to[-1] if to else at
-    known[commands].append((offsets, words))
     return words
-
-
-def _circle(subpath: list[Segment]) -> str:
-    """Two arcs in place of the eight curves that matplotlib draws a dot with; nothing for what is no circle."""
-    if [command for command, _ in subpath] != ["M", *"CCCCCCCC", "Z"]:
-        return ""
-    (x, y), *corners = [points[-1] for _, points in subpath[:-1]]
-    far_x, far_y = corners[3]
-    center_x, center_y = (x + far_x) / 2, (y + far_y) / 2
-    radius = hypot(x - center_x, y - center_y)
-    if any(abs(hypot(px - center_x, py - center_y) - radius) > _SAME for px, py in corners):
-        return ""
-    side = corners[1]
-    turn = (x - center_x) * (side[1] - center_y) - (y - center_y) * (side[0] - center_x)
-    across = _number(far_x - x) + _glued(_number(far_y - y))
-    back = _number(x - far_x) + _glued(_number(y - far_y))
-    arc = f"a{_number(radius)} {_number(radius)} 0 0 {int(turn > 0)} "
-    return f"{arc}{across}{arc}{back}z"
 
 
 def _number(value: float) -> str:

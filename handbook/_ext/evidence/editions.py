@@ -27,6 +27,7 @@ from ddplab.recording.reach import load_cache, save_cache
 from ddplab.runtime.evidence import write_json
 
 from ..news import SIDE_FORMS
+from ..order import Configured, Finished, Started
 from ..problems import BuildError, suggestion
 from . import labs
 from .labs import Lab, all_labs, edition, edition_of, lab_evidence, recorded_editions
@@ -194,10 +195,10 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the hooks."""
     app.setup_extension("_ext.evidence.labs")
     turn = Turn()
-    app.connect("builder-inited", turn.wait, priority=80)
-    app.connect("builder-inited", turn.share, priority=900)
-    app.connect("build-finished", turn.end, priority=900)
-    app.connect("builder-inited", select_evidence, priority=100)
-    app.connect("config-inited", take_over_generation, priority=0)
+    app.connect("builder-inited", turn.wait, Started.WAIT)
+    app.connect("builder-inited", turn.share, Started.SHARE)
+    app.connect("build-finished", turn.end, Finished.NEXT)
+    app.connect("builder-inited", select_evidence, Started.EVIDENCE)
+    app.connect("config-inited", take_over_generation, Configured.AS_READ)
     app.connect("build-finished", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

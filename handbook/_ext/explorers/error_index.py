@@ -22,7 +22,8 @@ from sphinx.util.docutils import SphinxDirective
 from ddplab.diagnose.entry import FOLDER, Entry, EntryError, Match, entries
 
 from ..evidence import labs
-from ..markup import cross_reference, has_folds
+from ..markup import cross_reference, has_folds, inline
+from ..order import Resolving
 from ..problems import BuildError, warn_at
 
 SCRIPT = "list-filter.js"
@@ -117,11 +118,11 @@ class ErrorIndex(SphinxDirective):
 
     def _entry(self, name: str, entry: Entry) -> nodes.section:
         label = f"error-{name}"
-        section = nodes.section("", nodes.title("", "", *self._inline(entry.title)), ids=[label], names=[label])
+        section = nodes.section("", nodes.title("", "", *inline(self, entry.title)), ids=[label], names=[label])
         self.state.document.note_explicit_target(section)
         message = nodes.literal_block(entry.message, entry.message, language="text", classes=["error-message"])
         role = nodes.Text(f". {_ROLES.get(entry.role, '')}".rstrip())
-        seen = nodes.paragraph("", "", nodes.Text("Seen in "), *self._inline(entry.versions), role)
+        seen = nodes.paragraph("", "", nodes.Text("Seen in "), *inline(self, entry.versions), role)
         body = error_entry("", message, seen, entry_id=name, says=literal_parts(entry), classes=["error-entry"])
         for words, text in (("Each rank", entry.ranks), ("Cause", entry.cause)):
             body.extend(self._part(words, text))
@@ -132,10 +133,6 @@ class ErrorIndex(SphinxDirective):
             body += self._labeled("Read", *self._read(entry))
         section += body
         return section
-
-    def _inline(self, text: str) -> list[nodes.Node]:
-        found, messages = self.parse_inline(text, lineno=self.lineno)
-        return [*found, *messages]
 
     @staticmethod
     def _labeled(words: str, *content: nodes.Node) -> nodes.paragraph:
@@ -184,7 +181,7 @@ class ErrorIndex(SphinxDirective):
 class ListEntries(SphinxPostTransform):
     """In a browser: keep a line of every entry, with as few elements as it takes; leave a place for the filter."""
 
-    default_priority = 700  # after references are resolved
+    default_priority = Resolving.LISTS
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""
@@ -226,10 +223,9 @@ def page_name(index: str, name: str) -> str:
 
 
 def add_script(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
-    """Only the page that lists errors loads what filters them; beside it stand its areas, without their entries."""
+    """Only the page that lists errors loads what filters them."""
     if has_folds(app.builder) and doctree and any(one.astext() == _FILTER for one in doctree.findall(nodes.raw)):
         app.add_js_file(SCRIPT, loading_method="defer")
-        context["toc"] = re.sub(r"<ul>(?:(?!</?ul>).)*</ul>", "", context["toc"], flags=re.DOTALL)  # innermost lists
 
 
 def entry_names() -> list[str]:

@@ -20,6 +20,7 @@ from sphinx.environment import BuildEnvironment
 from ddplab.diagnose.entry import Entry, entries
 
 from ..markup import has_folds
+from ..order import Page
 from .error_index import AREAS, error_entry, page_name
 
 # The parts of an entry in the order of its page, and their headings there: first what one does about it.
@@ -45,6 +46,10 @@ def know_pages(app: Sphinx, builder: Builder) -> None:
     if not has_folds(builder):
         return
     env = builder.env
+    for index in {index for index, facts in env.metadata.items() if facts.get("errors")}:  # its areas only
+        for listed in list(env.tocs[index].findall(nodes.bullet_list))[1:]:
+            if len(list(listed.findall(nodes.bullet_list))) == 1:
+                listed.parent.remove(listed)
     std = env.domains.standard_domain
     for label, page in pages(env).items():
         index, _, title = std.labels[label]
@@ -137,5 +142,5 @@ def _wordings(entry: Entry) -> list[nodes.Node]:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work before the pages are written, and before anything is added to the page of the index."""
     app.connect("write-started", know_pages)
-    app.connect("html-page-context", write_pages, priority=1)
+    app.connect("html-page-context", write_pages, Page.OTHERS)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from html import escape
 
 from ddplab.costmodel import Step
 
@@ -73,10 +74,9 @@ def step_picture(example: Example) -> str:
     """The drawing as a file that stands alone, on a light card: the picture of the README."""
     drawing = step_figure(example)
     size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH + 48}" height="476" viewBox="-24 -24 {WIDTH + 48} 476"'
-    head, _, rest = drawing.partition(">")
-    label = head.partition('aria-label="')[2].partition('"')[0]
+    rest = drawing.partition(">")[2]
     card = f'<rect x="-24" y="-24" width="{WIDTH + 48}" height="476" rx="8" fill="#fdfcfa" stroke="{FAINT}"/>'
-    return f'<svg {size} role="img"><title>{label}</title>{card}{rest}\n'
+    return f'<svg {size} role="img"><title>{escape(step_words(example))}</title>{card}{rest}\n'
 
 
 def _curve(settings: Settings, step: Step, left: float, right: float, *, top: float, bottom: float) -> list[str]:

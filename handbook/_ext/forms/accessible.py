@@ -8,6 +8,8 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+from ..order import Page
+
 _PRE = re.compile(r"<pre\b([^>]*)>(.*?)</pre>", re.DOTALL)
 _WIDE = 60  # characters; longer lines scroll, at the latest on a phone, so the keyboard must reach them
 
@@ -31,5 +33,5 @@ def _focusable(match: re.Match[str]) -> str:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work on each page after the theme has."""
-    app.connect("html-page-context", fix_page, priority=900)
+    app.connect("html-page-context", fix_page, Page.WHOLE)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -18,6 +18,7 @@ from sphinx.environment.collectors.toctree import TocTreeCollector
 from sphinx.util._serialise import stable_str
 
 from ..news import nothing_read
+from ..order import Configured
 from ..problems import expect
 
 
@@ -104,5 +105,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.setup_extension("_ext.news")
     compare_settings_as_read()
     number_from_outlines()
-    app.connect("config-inited", note_settings, priority=0)
+    app.connect("config-inited", note_settings, Configured.AS_READ)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

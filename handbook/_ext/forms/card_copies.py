@@ -19,6 +19,7 @@ from ..cards.card_source import Card
 from ..cards.register import Entry, Register
 from ..evidence import labs
 from ..news import nothing_read
+from ..order import AllRead
 from .orientation import Places, name_of
 
 
@@ -112,5 +113,5 @@ def copies(children: list[nodes.Node], docname: str, here: str) -> Iterator[node
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Keep the chapters when the book has been read."""
-    app.connect("env-get-updated", keep_chapters, priority=900)  # behind the numbering of chapters
+    app.connect("env-get-updated", keep_chapters, AllRead.NUMBERED)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

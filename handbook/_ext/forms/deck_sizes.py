@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from html import unescape
 from math import ceil
 from typing import Any
 
@@ -16,6 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 from sphinx_revealjs.nodes import revealjs_fragments
 
+from ..embed.lanes import lanes
 from ..explorers.explorer_directives import explorer
 from ..markup import close
 from .deck_cards import speaker_notes
@@ -79,16 +79,10 @@ def fit(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 def _fit_code(doctree: nodes.document) -> None:
     """Code, output and lanes; blocks of one output have one size, so that their columns agree."""
     outputs: dict[nodes.Element, list[tuple[nodes.Element, list[str]]]] = {}
-    found: list[nodes.Element] = [*doctree.findall(nodes.literal_block), *doctree.findall(nodes.raw)]
-    for block in found:
-        text = block.astext()
-        if isinstance(block, nodes.literal_block):
-            outputs.setdefault(block.parent, []).append((block, [text]))
-        elif text.startswith('<div class="lanes'):
-            lanes = re.findall(r"<pre[^>]*>(.*?)</pre>", text, re.DOTALL)
-            outputs.setdefault(block.parent, []).append(
-                (block, [unescape(re.sub("<[^>]+>", "", code)) for code in lanes])
-            )
+    for code in doctree.findall(nodes.literal_block):
+        outputs.setdefault(code.parent, []).append((code, [code.astext()]))
+    for box in doctree.findall(lanes):
+        outputs.setdefault(box.parent, []).append((box, [lane.astext() for lane in box]))
     for blocks in outputs.values():
         size = code_size_px(*(text for _, texts in blocks for text in texts))
         for block, texts in blocks:

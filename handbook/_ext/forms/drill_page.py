@@ -25,9 +25,10 @@ from ..cards.card_source import LEVELS
 from ..cards.register import Register
 from ..markup import close, has_folds
 from ..news import nothing_read, to_write
+from ..order import AllRead, Resolving
 from ..problems import BuildError, suggestion, warn_at
 from .card_copies import chapters, copies, interview_cards
-from .math_svg import share_glyphs
+from .math_svg import glyphs_of, stored
 
 DATA = "interview-cards.js"
 DRILL = "interviews/drill"
@@ -72,7 +73,7 @@ class DrillLink(ReferenceRole):
 class FillRoom(SphinxPostTransform):
     """Copy the cards to where they are asked for."""
 
-    default_priority = 5  # before ticks are added, and references resolved
+    default_priority = Resolving.COPIES
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""
@@ -96,21 +97,22 @@ class FillRoom(SphinxPostTransform):
 
 def visit_element(self: HTML5Translator, node: nodes.Element) -> None:
     """The element, empty; the cards go to the file, and what their formulas share in front of them."""
-    begin, bodies = len(self.body), [""]
+    begin, bodies, glyphs = len(self.body), [], glyphs_of(self.builder)
+    before = dict(glyphs)
+    glyphs.clear()
     for child in node.children:
         child.walkabout(self)
         bodies.append("".join(self.body[begin:]))
         del self.body[begin:]
     if node.children:
-        shown = {"body": "\0".join(bodies)}
-        share_glyphs(self.builder.app, "", "", shown, None)
-        glyphs, *bodies = shown["body"].split("\0")
         facts: list[dict[str, str]] = node["cards"]
         cards = [about | {"html": body} for about, body in zip(facts, bodies, strict=True)]
-        data = json.dumps({"glyphs": glyphs, "cards": cards}, ensure_ascii=False)
+        data = json.dumps({"glyphs": stored(glyphs), "cards": cards}, ensure_ascii=False)
         folder = Path(self.builder.outdir, "_static")
         folder.mkdir(exist_ok=True)
         (folder / DATA).write_text(f"const ddpCards = {data};\n", encoding="utf-8")
+    glyphs.clear()
+    glyphs |= before
     design = f' design="{escape(" ".join(node["design"]))}"' if node["design"] else ""
     self.body.append(f"<ddp-{node['kind']}{design}></ddp-{node['kind']}>\n")
     raise nodes.SkipNode
@@ -152,5 +154,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_role("cards", DrillLink())
     app.add_post_transform(FillRoom)
     app.connect("html-page-context", add_scripts)
-    app.connect("env-get-updated", changed, priority=900)  # behind the numbering of chapters
+    app.connect("env-get-updated", changed, AllRead.NUMBERED)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

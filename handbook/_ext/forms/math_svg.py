@@ -31,9 +31,6 @@ WIDE_EM = 17.0  # wider equations scroll on a phone, so the keyboard must reach 
 
 MATHML = "http://www.w3.org/1998/Math/MathML"
 SHARING = "html"  # the builder of pages in which formulas share their glyphs
-# In a page: what its style sheet says of every formula, and the TeX, which is its `aria-label` already.
-_SAID = re.compile(r' fill="currentColor" stroke="none" overflow="visible"><title>[^<]*</title>')
-_SYMBOL = re.compile(r'<symbol id="([^"]*)"[^>]*?(?:/>|>.*?</symbol>)', re.DOTALL)  # a space is an empty one
 
 _LARGE = set("∑∏∐∫∬∭∮⋀⋁⋂⋃⨁⨂⨀⨄⨆⊎")
 _LIMITS = set("∑∏∐⋀⋁⋂⋃⨁⨂⨀⨄⨆⊎") | {"max", "min", "lim", "sup", "inf", "arg max", "arg min", "argmax", "argmin"}
@@ -50,16 +47,17 @@ class Drawing:
     width_em: float
     height_em: float
     depth_em: float  # how far it reaches below the baseline
+    glyphs: dict[str, str]  # by id, where `paths` only points to them: then the page has to hold them
 
     def svg(self, tex: str, *, inline: bool) -> str:
         """The SVG element; in a line of text it sits on the baseline."""
         name = html.escape(tex, quote=True)
         align = f"vertical-align:{-self.depth_em:.3f}em;" if inline else ""
         style = f"width:{self.width_em:.3f}em;height:{self.height_em:.3f}em;{align}"
-        return (
-            f'<svg class="math-svg" role="img" aria-label="{name}" viewBox="{self.view_box}" style="{style}" '
-            f'fill="currentColor" stroke="none" overflow="visible"><title>{html.escape(tex)}</title>{self.paths}</svg>'
-        )
+        alone = f' fill="currentColor" stroke="none" overflow="visible"><title>{html.escape(tex)}</title>'
+        said = ">" if self.glyphs else alone  # the style sheet of a page says it, and the name is its title
+        head = f'<svg class="math-svg" role="img" aria-label="{name}" viewBox="{self.view_box}" style="{style}"'
+        return f"{head}{said}{self.paths}</svg>"
 
 
 @functools.cache
@@ -69,7 +67,7 @@ def draw(tex: str, *, inline: bool, symbols: bool = False) -> Drawing:
     Args:
         tex: the formula, without dollar signs.
         inline: in a line of text, or displayed.
-        symbols: define each glyph as a symbol and use that; else draw the outlines in place.
+        symbols: point to glyphs, which the page holds once; else draw the outlines in place.
 
     Raises:
         ValueError: the TeX is not valid, or has a command that cannot be drawn.
@@ -92,12 +90,15 @@ def draw(tex: str, *, inline: bool, symbols: bool = False) -> Drawing:
             if element.get(attribute) == "black":  # inherit the colour, which the outer SVG sets
                 element.set(attribute, "currentColor")
     box = formula.node.bbox
+    texts = {child: ET.tostring(child, encoding="unicode").replace(' fill="currentColor"', "") for child in svg}
+    texts = {child: text.replace("STIXTwoMathRegular_", "g") for child, text in texts.items()}
     return Drawing(
-        paths="".join(ET.tostring(child, encoding="unicode") for child in svg).replace(' fill="currentColor"', ""),
+        paths="".join(text for child, text in texts.items() if child.tag != "symbol"),
         view_box=svg.get("viewBox", ""),
         width_em=(box.xmax - box.xmin + 2 * MARGIN_PX) / EM_PX,
         height_em=(box.ymax - box.ymin + 2 * MARGIN_PX) / EM_PX,
         depth_em=(-box.ymin + MARGIN_PX) / EM_PX,
+        glyphs={text.split('"', 2)[1]: text for child, text in texts.items() if child.tag == "symbol"},
     )
 
 
@@ -182,26 +183,35 @@ def visit_displaymath(self: HTML5Translator, node: nodes.math_block) -> None:
 def _formula(self: HTML5Translator, node: nodes.Element, tex: str, *, inline: bool) -> str:
     tex = tex.strip()
     try:
-        return draw(tex, inline=inline, symbols=self.builder.name == SHARING).svg(tex, inline=inline)
+        drawing = draw(tex, inline=inline, symbols=self.builder.name == SHARING)
     except ValueError as error:
         logger.warning("mathematics cannot be drawn (%s): %s", error, tex, location=node, type="math", subtype="tex")
         return f'<code class="math-error">{html.escape(tex)}</code>'
+    glyphs_of(self.builder).update(drawing.glyphs)
+    return drawing.svg(tex, inline=inline)
 
 
-def share_glyphs(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: object) -> None:
-    """Move the glyphs of all formulas of a page to its start, each once."""
-    body = context.get("body", "")
-    if app.builder.name != SHARING or "<symbol" not in body:
-        return
-    body = _SAID.sub(">", body.replace("STIXTwoMathRegular_", "g"))
-    glyphs = {match[1]: match[0] for match in _SYMBOL.finditer(body)}
-    store = '<svg aria-hidden="true" focusable="false" style="position:absolute;width:0;height:0;overflow:hidden">'
-    context["body"] = f"{store}{''.join(glyphs.values())}</svg>{_SYMBOL.sub('', body)}"
+def glyphs_of(builder: Any) -> dict[str, str]:
+    """The glyphs of the formulas that have been written so far for the page that is being written."""
+    pages: dict[str, dict[str, str]] = vars(builder).setdefault("ddp_glyphs", {})
+    return pages.setdefault(builder.current_docname, {})
+
+
+def stored(glyphs: dict[str, str]) -> str:
+    """Glyphs to be pointed to, as an element that shows nothing."""
+    hidden = 'aria-hidden="true" focusable="false" style="position:absolute;width:0;height:0;overflow:hidden"'
+    return f"<svg {hidden}>{''.join(glyphs.values())}</svg>" if glyphs else ""
+
+
+def add_glyphs(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Put the glyphs of all formulas of a page at its start."""
+    if glyphs := getattr(app.builder, "ddp_glyphs", {}).pop(pagename, {}):
+        context["body"] = stored(glyphs) + context["body"]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Offer the renderer; ``html_math_renderer = "ziamath"`` in conf.py selects it."""
     app.add_html_math_renderer("ziamath", (visit_math, None), (visit_displaymath, None))
     app.add_css_file("math.css")
-    app.connect("html-page-context", share_glyphs)
+    app.connect("html-page-context", add_glyphs)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

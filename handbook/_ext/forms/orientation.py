@@ -19,6 +19,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 from ..news import nothing_read, to_write
+from ..order import AllRead, Sheet
 from ..problems import expect
 
 BROKEN = "repair/broken"
@@ -168,7 +169,7 @@ def add_files(app: Sphinx) -> None:
     """Script and styles of the web; an EPUB has neither header nor columns."""
     if app.builder.name == "html":
         app.add_js_file("orientation.js", loading_method="defer")
-        app.add_css_file("orientation.css", priority=700)  # behind the theme's
+        app.add_css_file("orientation.css", priority=Sheet.OVER_THEME)
 
 
 def add_icon(app: Sphinx, exception: Exception | None) -> None:
@@ -181,7 +182,7 @@ def add_icon(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Work on a page before the theme does."""
     app.connect("builder-inited", add_files)
-    app.connect("env-get-updated", changed, priority=900)  # behind the numbering of chapters
+    app.connect("env-get-updated", changed, AllRead.NUMBERED)
     app.connect("html-page-context", add_places)
     app.connect("build-finished", add_icon)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

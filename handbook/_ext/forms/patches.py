@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -228,105 +227,6 @@ def lines_broken_once() -> Iterator[None]:
         yield
     finally:
         inline.split_first_line = split
-
-
-def pages_are_drawn_once() -> None:
-    """Keep what a page draws for the other PDFs that it is in: an offprint consists of pages of a book.
-
-    Not kept are the few pages whose drawing needs an object of its own in the PDF, other than a group of operators.
-    """
-    from weasyprint.document import Page
-
-    paint: Any = Page.paint
-    if getattr(paint, "__wrapped__", None):
-        return
-    known = list(inspect.signature(paint).parameters) == ["self", "stream", "scale"]
-    expect(known, "weasyprint", "Page.paint takes other arguments")
-
-    @functools.wraps(paint)
-    def once(page: Any, stream: Any, scale: float = 1) -> None:
-        drawn = vars(page).get("drawn")
-        if drawn is None or drawn.scale != scale:
-            page.drawn = _Drawn.of(page, stream, scale, paint)
-        else:
-            drawn.again(stream)
-
-    Page.paint = once
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """What a page drew."""
-
-    scale: float
-    operators: bytes
-    tags: dict[Any, Any]
-    states: dict[str, Any]  # for transparency, by name
-    fonts: dict[Any, tuple[Any, dict[int, str], dict[int, float]]]  # as it was before; its glyphs; their widths
-    groups: dict[str, Any]  # of operators, such as a label that is centered, by name
-
-    @classmethod
-    def of(cls, page: Any, stream: Any, scale: float, paint: Any) -> _Drawn | None:
-        """Draw a page; nothing is returned if that cannot be kept."""
-        expect(not stream._tags, "weasyprint", "something is drawn before Page.paint")
-        start, before = len(stream.stream), {*_objects(stream._resources)}
-        earlier = {key: font.to_unicode for key, font in stream._fonts.items()}
-        for font in stream._fonts.values():
-            font.to_unicode = {}  # of this page
-        paint(page, stream, scale)
-        fonts = {}
-        for key, font in stream._fonts.items():
-            own = font.to_unicode
-            if own:
-                fonts[key] = copy.copy(font), own, {glyph: font.widths[glyph] for glyph in own}
-            font.to_unicode = {**own, **earlier.get(key, {})}
-        groups = {key: _group(one) for key, one in _objects(stream._resources).items() if key not in before}
-        if None in groups.values():
-            return None
-        operators = pydyf.Stream(stream.stream[start:]).data.partition(b"stream\n")[2].removesuffix(b"\nendstream")
-        states = {
-            key: state for key, state in stream._resources["ExtGState"].items() if f"/{key} gs".encode() in operators
-        }
-        return cls(scale, operators, {box: dict(tag) for box, tag in stream._tags.items()}, states, fonts, groups)
-
-    def again(self, stream: Any) -> None:
-        """Draw the page in another PDF."""
-        objects = stream._resources["XObject"]
-        names = {}
-        for name, group in self.groups.items():
-            names[name.encode()] = f"x{len(objects)}".encode()
-            objects[f"x{len(objects)}"] = _group(group, stream._resources["ColorSpace"])
-        operators = re.sub(rb"(?<=/)x\d+(?= Do\b)", lambda found: names[found[0]], self.operators)
-        stream.stream.append(operators)
-        stream._tags.update({box: dict(tag) for box, tag in self.tags.items()})
-        stream._resources["ExtGState"].update(self.states)
-        for key, (font, glyphs, widths) in self.fonts.items():
-            if key not in stream._fonts:
-                stream._fonts[key] = copy.copy(font)
-                stream._fonts[key].to_unicode, stream._fonts[key].widths = {}, {}
-            own = stream._fonts[key]
-            own.to_unicode, own.widths = {**glyphs, **own.to_unicode}, {**widths, **own.widths}
-
-
-def _objects(resources: Any) -> dict[str, Any]:
-    """The objects that drawing has added to a PDF, by name, apart from transparency of one value."""
-    states = {key: state for key, state in resources["ExtGState"].items() if key.startswith("s")}
-    return {**states, **resources["XObject"], **resources["Pattern"], **resources["Shading"]}
-
-
-def _group(drawn: Any, colors: Any = None) -> Any:
-    """A copy of a group of operators, for a PDF whose spaces of colors are ``colors``; None for any other object."""
-    if getattr(drawn, "extra", {}).get("Subtype") != "/Form":
-        return None
-    copied = copy.copy(drawn)
-    resources = drawn.extra["Resources"]
-    within = {key: _group(one, colors) for key, one in _objects(resources).items()}
-    if None in within.values():
-        return None
-    kinds = {"ExtGState": pydyf.Dictionary(resources["ExtGState"]), "XObject": pydyf.Dictionary(within)}
-    copied.extra = pydyf.Dictionary(drawn.extra)
-    copied.extra["Resources"] = pydyf.Dictionary({**resources, **kinds, "ColorSpace": colors})
-    return copied
 
 
 def correct_page_references(document: Any, numbers: Mapping[str, int]) -> None:

@@ -14,6 +14,7 @@ from sphinx.util.docutils import SphinxDirective
 from ..cards.card_page import card_part, card_question
 from ..evidence.labs import all_labs
 from ..markup import cross_reference
+from ..order import Resolving
 from .card_copies import Copied, copies, interview_cards
 
 ALOUD = "Say it aloud"  # the heading of what a lab says
@@ -51,7 +52,7 @@ class SaidInLabs(SphinxDirective):
 class FillLists(SphinxPostTransform):
     """Copy what stands in chapters and labs."""
 
-    default_priority = 5  # before ticks are added, and references resolved
+    default_priority = Resolving.COPIES
 
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""

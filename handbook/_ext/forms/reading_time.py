@@ -10,6 +10,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 from ..cards.card_page import card
+from ..order import Reading
 
 WORDS_PER_MINUTE = 220
 _NOT_PROSE = (nodes.literal_block, nodes.math_block, nodes.figure, nodes.table, card)
@@ -41,5 +42,5 @@ def add_time(app: Sphinx, document: nodes.document) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.add_config_value("reading_time_documents", "", "env")
-    app.connect("doctree-read", add_time, priority=430)  # before the cards of labs, which are no prose
+    app.connect("doctree-read", add_time, Reading.TIME)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

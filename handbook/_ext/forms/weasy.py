@@ -25,7 +25,6 @@ from .patches import (
     lines_break_at_their_end,
     lines_broken_once,
     page_references_listed_once,
-    pages_are_drawn_once,
 )
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,6 @@ def load_weasyprint() -> ModuleType:
         ) from None
     lines_break_at_their_end()
     columns_are_balanced_in_few_steps()
-    pages_are_drawn_once()
     expressions_are_kept()
     return weasyprint
 

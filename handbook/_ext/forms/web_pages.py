@@ -18,11 +18,12 @@ from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.environment import BuildEnvironment
 
 from ..news import nothing_read, to_write
-from .page_style import led
+from ..order import AllRead, Finished
+from .page_style import write_style
 
 
 class WebBuilder(StandaloneHTMLBuilder):
-    """Writes what has changed; `page_style` and others look at what was written."""
+    """Writes what has changed, with one style sheet for all pages."""
 
     writes: Set[str] = frozenset()  # the documents whose pages this build writes
 
@@ -56,6 +57,11 @@ class WebBuilder(StandaloneHTMLBuilder):
         if docnames:
             super().load_indexer(docnames)
 
+    def copy_static_files(self) -> None:
+        """Also the sheet that is made of all others, before a page is written that names it."""
+        super().copy_static_files()
+        write_style(self)
+
     def copy_download_files(self) -> None:
         """A page depends on the files that it offers: they have changed only if it is written."""
         if self.writes:
@@ -82,7 +88,7 @@ class WebBuilder(StandaloneHTMLBuilder):
             return
         fresh = page.with_suffix(".fresh")
         super().handle_page(pagename, addctx, templatename, outfilename=fresh)
-        if led(self, fresh.read_text(encoding="utf-8")) == page.read_text(encoding="utf-8"):
+        if fresh.read_bytes() == page.read_bytes():
             fresh.unlink()
         else:
             fresh.replace(page)
@@ -123,7 +129,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the builder in place of Sphinx's."""
     app.setup_extension("_ext.news")
     app.add_builder(WebBuilder, override=True)
-    app.connect("env-get-updated", lists_to_write, priority=900)  # behind the numbering of chapters
+    app.connect("env-get-updated", lists_to_write, AllRead.NUMBERED)
     app.connect("write-started", forget_lists)
-    app.connect("build-finished", note_end, priority=999)  # behind all that works on what was written
+    app.connect("build-finished", note_end, Finished.LAST)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
