@@ -1,9 +1,9 @@
 """Addresses are promises: ``addresses.txt`` names all that the book ever had, and each leads to its answer.
 
 A line is a page or, indented, the ids of one section of it: its label, what its headings were made into, and older
-ones; so are claims, cards, terms, figures and equations. While the page has one of the ids of a line, the others lead
-there too. Else they lead to the page where a label, claim, card ... of that name stands now. Else the line says where:
-``-> label``, ``-> page#id`` or ``-> page``; a page that is gone names the one in its place.
+ones; so are claims, cards, terms, figures and equations. Ids that the page has no more lead to the first id of
+their line that the page has, or that a label, claim, card ... of another page is now. Where there is none, the line
+says where the answer is: ``-> label``, ``-> page#id`` or ``-> page``. A page that is gone names the one in its place.
 
 Where the answer is a section of the same page, an old id is one more anchor of it. Any other stands at the end of its
 page, in a line that shows only when it is asked for (``:target``), and ``moved.js`` follows its link at once. A page
@@ -72,7 +72,7 @@ def collect(app: Sphinx, document: nodes.document) -> None:
     """Keep the ids of the document that was just read, those of a section with its title."""
     if not app.env.docname.startswith(RECORDED):
         app.env.metadata[app.env.docname]["addresses"] = [
-            (ids, node.next_node(nodes.title).astext() if isinstance(node, nodes.section) else "")  # type: ignore[union-attr]
+            (ids, node[0].astext() if isinstance(node, nodes.section) else "")  # a section begins with its title
             for node in document.findall(nodes.Element)
             if (ids := [one for one in node.get("ids", ()) if not _NUMBERED.fullmatch(one)])
         ]
@@ -115,7 +115,7 @@ class Addresses:
         for label, page in pages(env).items():
             self.sections[page] = []
             self.names[label] = page, ""
-            self.titles[page, ""] = next(title for (_, one), title in self.titles.items() if one == label)
+            self.titles[page, ""] = self.titles[page.rpartition("/")[0], label]
 
     def _follow(self, line: Line) -> str:
         """Note where a line leads; return what is wrong with it."""
@@ -126,18 +126,16 @@ class Addresses:
             return f"the book has {line.page}#{here[0]}".removesuffix("#") + f"; take '-> {line.to}' out"
         if line.to:
             page, on_page, one = line.to.partition("#")
-            places = [(page, one), *([] if on_page else [self.names.get(page, ("", ""))])]
+            places = [(page, one), None if on_page else self.names.get(page)]
         else:
-            places = [(home, one) for one in line.ids] + [self.names[one] for one in line.ids if one in self.names]
+            places = [place for one in line.ids for place in ((home, one), self.names.get(one))]
         place = next((one for one in places if one in self.titles), None)
         if place:
             self.leads[line.page] |= {one: place for one in line.ids if one not in here}
         elif line.to:
             return f"{address} is to lead to {line.to}, which is no label, page or page#id of the book"
         elif line.ids == [""] or (home, "") in self.titles:  # of a page that is nowhere, it is said once
-            return (
-                f"the book has no {address} any more; write behind it where the answer is: '-> label' or '-> page#id'"
-            )
+            return f"the book has no {address} any more; write behind it where its answer is: '-> label', '-> page#id'"
         return ""
 
     def _anchored(self, page: str) -> dict[str, Place]:
@@ -175,17 +173,16 @@ class Addresses:
         if exception or not self.text:
             return
         end_if_any(self.problems, FILE)
-        files = {f"{page}.html": self._gone(app, page) for page, leads in self.leads.items() if "" in leads}
-        for name, text in (files | {FILE: self._whole()}).items():
+        files = {FILE: self._whole()}
+        for page in (page for page, leads in self.leads.items() if "" in leads):
+            script, lines = "../" * page.count("/") + f"_static/{_SCRIPT}", "".join(self._moved(app, page))
+            link = self._link(app, page, self.leads[page][""])
+            files[f"{page}.html"] = _GONE.format(script=script, lines=lines, **link)
+        for name, text in files.items():
             target = Path(app.outdir, name)
             if not target.is_file() or target.read_text(encoding="utf-8") != text:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text, encoding="utf-8")
-
-    def _gone(self, app: Sphinx, page: str) -> str:
-        script = "../" * page.count("/") + f"_static/{_SCRIPT}"
-        lines = "".join(self._moved(app, page))
-        return _GONE.format(script=script, lines=lines, **self._link(app, page, self.leads[page][""]))
 
     def _whole(self) -> str:
         """The table with the addresses that it lacks, in its order."""
