@@ -24,7 +24,7 @@ listed = @$(PY) handbook/_ext/forms/downloads.py _build
 kit    = $(if $(ready),,PYTHONPATH="$(CURDIR)/gallery$${PYTHONPATH:+:$$PYTHONPATH}") $(PY) -m ddplab
 record = $(kit).recording
 
-.PHONY: help html pdf epub slides anki all live edition edition-archive edition-unpack test test-all check serve cluster clean torture mutations shake fuzz matrix bench
+.PHONY: help html pdf epub slides anki all live edition edition-archive edition-unpack test test-all check addresses serve cluster clean torture mutations shake fuzz matrix bench
 
 help: ## list the habits
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 17
@@ -89,6 +89,9 @@ check: $(call ready,test) ## ruff, mypy, spelling, prose rules; internal links a
 	$(PY) -m mypy
 	$(PY) -m codespell_lib
 	$(PY) -m pytest tests/site/test_prose.py
+
+addresses: html ## handbook/addresses.txt with the addresses that are new: from then on each leads to its answer
+	cp _build/html/addresses.txt handbook
 
 serve: $(call ready,book) ## the book on http://localhost:8000, rebuilt as you write
 	$(PY) -m sphinx_autobuild -c . -d _build/doctrees/book --ignore 'handbook/labs/*' --watch gallery handbook _build/html
