@@ -37,6 +37,9 @@ def test_skipped():
 """
 
 
+RECORD = {"date": "2026-01-01T00:00:00+00:00", "launches": [], "seconds": 0.1, "test": "…"}
+
+
 @pytest.fixture
 def root(tmp_path):
     """A project whose four claims were recorded on this machine, each with an outcome."""
@@ -45,7 +48,7 @@ def root(tmp_path):
     file.write_text(CLAIMS)
     outcomes = {"plain": "passed", "timed": "passed", "failed": "failed", "skipped": "skipped"}
     kept = {
-        claim: {"outcome": outcome, "key": claim_key(file, f"test_{claim}"), "read": []}
+        claim: {"outcome": outcome, "key": claim_key(file, f"test_{claim}"), "read": []} | RECORD
         for claim, outcome in outcomes.items()
     }
     write_json(tmp_path / "gallery/editions/here/claims/test_four.json", {"machine": machine(), "results": kept})
