@@ -1,4 +1,4 @@
-"""What the debugging tools show of ranks that are out of order and hear nothing of it."""
+"""What the flight recorder shows of ranks whose swapped calls raise nothing."""
 
 import torch
 import torch.distributed as dist
