@@ -41,3 +41,20 @@ def test_it_says_its_version(capsys):
 )
 def test_an_unknown_word_is_answered_with_what_was_meant(capsys, arguments, said):
     assert refused(capsys, *arguments).strip() == said
+
+
+def test_help_names_every_command_with_a_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    for name in cli.COMMANDS:
+        assert re.search(rf"^ +{name} +\w.+$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_of_each_command_shows_an_example(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--help"])
+    assert end.value.code == 0
+    assert f"  ddplab {command} " in capsys.readouterr().out

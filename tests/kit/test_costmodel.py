@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from nccl_trees import nccl_trees
 
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ddplab.costmodel import (
@@ -203,26 +204,10 @@ def test_halving_doubling_step_by_step(ranks):
     assert allreduce_seconds(nbytes, ranks, latency_s, rate, "halving-doubling") == near(max(clock))
 
 
-def btree_parents(ranks):
-    """Parent of each rank in NCCL's binary tree, by its rule of bits (trees.cc, ncclGetBtree)."""
-    parents = {0: None}
-    for rank in range(1, ranks):
-        bit = rank & -rank
-        up = (rank ^ bit) | (bit << 1)
-        parents[rank] = up if up < ranks else rank ^ bit
-    return parents
-
-
 @pytest.mark.parametrize("ranks", [*RANKS, 100])
 def test_the_trees_of_nccl_are_that_deep_and_move_that_much(ranks):
-    first = btree_parents(ranks)
-
-    def other(rank):  # the second tree is the mirrored or the shifted first (trees.cc, ncclGetDtree)
-        return (rank + 1) % ranks if ranks % 2 else ranks - 1 - rank
-
-    second = {other(rank): None if up is None else other(up) for rank, up in first.items()}
     sent = dict.fromkeys(range(ranks), 0.0)  # in n: up to the parent, down to each child, half of the bytes per tree
-    for parents in (first, second):
+    for parents in nccl_trees(ranks):
         depth = 0
         for rank in range(ranks):
             hops, at = 0, rank

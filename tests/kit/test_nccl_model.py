@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import replace
 
 import pytest
+from nccl_trees import nccl_trees
 
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, allreduce_seconds, nccl_choice
@@ -126,16 +127,7 @@ def test_the_ring_slice_by_slice(ranks, protocol):
 
 def tree_by_events(ranks, nbytes, alpha, rate, chunk):
     """Seconds until the last chunk of both of NCCL's trees has come; a rank's connections share its link by turns."""
-    first = {0: None}
-    for rank in range(1, ranks):  # ncclGetBtree
-        bit = rank & -rank
-        up = (rank ^ bit) | (bit << 1)
-        first[rank] = up if up < ranks else rank ^ bit
-
-    def other(rank):  # ncclGetDtree
-        return (rank + 1) % ranks if ranks % 2 else ranks - 1 - rank
-
-    trees = [first, {other(rank): None if up is None else other(up) for rank, up in first.items()}]
+    trees = nccl_trees(ranks)
     children = [[[r for r in range(ranks) if tree[r] == rank] for rank in range(ranks)] for tree in trees]
     chunks = max(1, math.ceil(nbytes / 2 / chunk))
     sizes = [min(chunk, nbytes / 2 - at * chunk) for at in range(chunks)]

@@ -208,15 +208,6 @@ def test_the_command_measures_writes_and_draws(module, capsys, tmp_path):
     assert (tmp_path / "caps.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_help_shows_the_contract(capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["tune-buckets", "--help"])
-    assert end.value.code == 0
-    text = capsys.readouterr().out
-    assert "return model, batch, loss" in text
-    assert "torchrun --nproc-per-node 8 -m ddplab tune-buckets train:build" in text
-
-
 # -- with a launcher, on a terminal, and when it is interrupted ---------------------------------------
 
 
