@@ -37,7 +37,7 @@ class InlineFigures(SphinxPostTransform):
         """Inline every figure, except in EPUB, whose readers want image files."""
         if self.app.builder.name == "epub":
             return
-        images = [node for node in self.document.findall(nodes.Element) if _is_svg(node)]
+        images = [node for node in self.document.findall(nodes.image) if str(node.get("uri", "")).endswith(".svg")]
         for number, image in enumerate(images):
             path = Path(self.env.srcdir) / str(image["uri"]).lstrip("/")
             if not path.exists():
@@ -47,10 +47,6 @@ class InlineFigures(SphinxPostTransform):
             raw = nodes.raw("", f'<div class="figure-svg">{svg}</div>', format="html")
             raw.source, raw.line = image.source, image.line
             image.replace_self(raw)
-
-
-def _is_svg(node: nodes.Element) -> bool:
-    return node.tagname in ("image", "imgsgnode") and str(node.get("uri", "")).endswith(".svg")
 
 
 def inline_svg(path: Path, alt: str, *, prefix: str, adaptive: bool) -> str:
