@@ -74,7 +74,7 @@ def collect(app: Sphinx, document: nodes.document) -> None:
         app.env.metadata[app.env.docname]["addresses"] = [
             (ids, node[0].astext() if isinstance(node, nodes.section) else "")  # a section begins with its title
             for node in document.findall(nodes.Element)
-            if (ids := [one for one in node.get("ids", ()) if not _NUMBERED.fullmatch(one)])
+            if (ids := [one for one in node["ids"] if not _NUMBERED.fullmatch(one)])
         ]
 
 
@@ -99,8 +99,9 @@ class Addresses:
         self.problems = [
             Problem(f"{FILE}:{line.number}", wrong) for line in read_lines(self.text) if (wrong := self._follow(line))
         ]
-        of = {name: [one for one in self.leads if f"{one}/".startswith(f"{name}/")] for name in env.found_docs}
-        return to_write(app, "leads", {name: [(one, self.leads[one]) for one in found] for name, found in of.items()})
+        leads = [(page, ids) for page, ids in self.leads.items() if ids]
+        below = {name: [one for one in leads if f"{one[0]}/".startswith(f"{name}/")] for name in env.found_docs}
+        return to_write(app, "leads", below)
 
     def _know(self, env: BuildEnvironment) -> None:
         for page in env.found_docs:
