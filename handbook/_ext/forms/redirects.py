@@ -74,7 +74,7 @@ def collect(app: Sphinx, document: nodes.document) -> None:
         app.env.metadata[app.env.docname]["addresses"] = [
             (ids, node[0].astext() if isinstance(node, nodes.section) else "")  # a section begins with its title
             for node in document.findall(nodes.Element)
-            if (ids := [one for one in node.get("ids", ()) if not _NUMBERED.fullmatch(one)])
+            if (ids := [one for one in node["ids"] if not _NUMBERED.fullmatch(one)])
         ]
 
 
@@ -99,8 +99,9 @@ class Addresses:
         self.problems = [
             Problem(f"{FILE}:{line.number}", wrong) for line in read_lines(self.text) if (wrong := self._follow(line))
         ]
-        of = {name: [one for one in self.leads if f"{one}/".startswith(f"{name}/")] for name in env.found_docs}
-        return to_write(app, "leads", {name: [(one, self.leads[one]) for one in found] for name, found in of.items()})
+        leads = [(page, ids) for page, ids in self.leads.items() if ids]
+        below = {name: [one for one in leads if f"{one[0]}/".startswith(f"{name}/")] for name in env.found_docs}
+        return to_write(app, "leads", below)
 
     def _know(self, env: BuildEnvironment) -> None:
         for page in env.found_docs:
@@ -165,14 +166,9 @@ class Addresses:
         return {"to": escape(to or "#"), "title": escape(": ".join(filter(None, title)))}
 
     def finish(self, app: Sphinx, exception: Exception | None) -> None:
-        """Write the pages that are gone, and beside the pages the table with what it lacks.
-
-        Raises:
-            BuildError: an address leads nowhere, or elsewhere than it says.
-        """
+        """Write the pages that are gone, and beside the pages the table with what it lacks."""
         if exception or not self.text:
             return
-        end_if_any(self.problems, FILE)
         files = {FILE: self._whole()}
         for page in (page for page, leads in self.leads.items() if "" in leads):
             script, lines = "../" * page.count("/") + f"_static/{_SCRIPT}", "".join(self._moved(app, page))
@@ -183,6 +179,11 @@ class Addresses:
             if not target.is_file() or target.read_text(encoding="utf-8") != text:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text, encoding="utf-8")
+
+    def check(self, app: Sphinx, exception: Exception | None) -> None:
+        """End a build in which an address leads nowhere, or from where it still is (`BuildError`)."""
+        if exception is None:
+            end_if_any(self.problems, FILE)
 
     def _whole(self) -> str:
         """The table with the addresses that it lacks, in its order."""
@@ -208,4 +209,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-resolved", book.add_anchors)
     app.connect("html-page-context", book.add_lines)
     app.connect("build-finished", book.finish)
+    app.connect("build-finished", book.check, priority=1000)  # all pages are there: the next build need not write them
     return {"env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}
