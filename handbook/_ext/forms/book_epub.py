@@ -54,6 +54,11 @@ class BookEpubBuilder(Epub3Builder):
         out = Path(self.outdir)
         shutil.rmtree(out / "_downloads", ignore_errors=True)
         (out / ".buildinfo.bak").unlink(missing_ok=True)  # left by Sphinx when the configuration changed
+        for picture in (out / "_images").glob("*.svg"):
+            text = picture.read_text(encoding="utf-8")
+            plain = re.sub(r"<!DOCTYPE[^>]*>", "", text, count=1)  # EPUB 3 forbids external identifiers
+            if plain != text:
+                picture.write_text(plain, encoding="utf-8")
         used = {image.removeprefix("_static/") for image in self.config.epub_cover[:1]}
         for page in out.rglob("*.xhtml"):
             used |= set(re.findall(r"_static/([^\"?#]+)", page.read_text(encoding="utf-8")))
