@@ -65,7 +65,7 @@ live: $(call ready,book) $(call ready,labs) ## _build/live/: html with every lab
 	$(record) here --into _build/editions --no-claims --fresh $(if $(LABS),--labs $(LABS))
 	$(LIVE) -b html handbook _build/live
 
-edition: $(call ready,labs) ## record this machine's edition: make edition NAME=h200 (LABS='…' CLAIMS='…' a part, BUDGET=540 stops in time, LIMIT=60 a lab's, PLAN=1 estimates, FRESH=1 records again)
+edition: $(call ready,labs) ## record this machine's edition: make edition NAME=h200 (LABS='…' CLAIMS='…' a part, LABS=timed what measures time, BUDGET=540 stops in time, LIMIT=60 a lab's, PLAN=1 estimates, FRESH=1 records again)
 	@test -n "$(NAME)" || { echo "make edition needs a name, such as: make edition NAME=h200"; exit 2; }
 	$(record) $(NAME) $(if $(LABS),--labs $(LABS)) $(if $(CLAIMS),--claims $(CLAIMS)) $(if $(BUDGET),--budget $(BUDGET)) \
 	  $(if $(LIMIT),--limit $(LIMIT)) $(if $(FRESH),--fresh) $(if $(PLAN),--plan)

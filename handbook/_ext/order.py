@@ -69,3 +69,4 @@ class Finished(IntEnum):
 
     NEXT = 900  # another build may begin
     LAST = 999  # behind all that works on what was written: this build came to its end
+    CHECKED = 1000  # addresses: what they say is wrong has been written, and the next build need not write it

@@ -48,7 +48,6 @@ import contextlib
 import ctypes
 import importlib.util
 import lzma
-import math
 import os
 import re
 import resource
@@ -479,13 +478,14 @@ def planned(options: argparse.Namespace) -> Iterator[str]:
 
 def claims_s(edition: Edition, here: dict[str, Any], asked: tuple[str, ...]) -> float:
     """An estimate for claims whose ranks share the GPU, eight tests at a time."""
-    from ddplab.recording.claims import Claims, about_nccl  # with what launches ranks, which may be missing there
+    from ddplab.recording.claims import about_nccl  # with what launches ranks, which may be missing there
+    from ddplab.recording.items import tests_of
 
     os.environ[shared_gpu.ASKED] = "1"
     times = plan.Times.known(edition, here)
     only = about_nccl(ROOT) if asked == ("nccl",) else asked
-    claims = Claims(ROOT, edition, times, 8, math.inf, math.inf, only=only)
-    return claims.seconds([test for test in claims.left() if test.id not in times.on_cpu])
+    tests = [test for test in tests_of(ROOT) if {*test.claims} & {*only} and not test.is_recorded(edition, here)]
+    return plan.seconds_of([test for test in tests if test.id not in times.on_cpu], times, 8)
 
 
 def unknown_claims(asked: Sequence[str]) -> list[str]:

@@ -189,7 +189,7 @@ def test_labs_for_two_nccl_ranks_run_on_one_gpu_that_both_share(nccl, way, tmp_p
 def test_without_a_gpu_a_lab_says_what_it_needs_and_shows_no_number(lab, monkeypatch):
     """Recorded as not run: no output, no figure, no value; and it says how to read what it would show."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    kept, figures = record_lab(lab, LABS[lab])
+    kept, figures = record_lab(LABS[lab])
     needs = "needs 2 NCCL ranks" if lab == "two-nccl-ranks" else "needs a GPU"
     assert kept["needs"].partition(":")[0] == needs, kept.get("failed")
     assert "failed" not in kept

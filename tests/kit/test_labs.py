@@ -37,7 +37,7 @@ def test_a_lab_gives_here_what_its_edition_has_in_kind(lab, monkeypatch):
     """As many outputs and figures, of the same blocks, and the same values by name."""
     monkeypatch.setenv("MPLBACKEND", "agg")
     script = ROOT / "gallery" / lab
-    here, figures = record_lab(lab_id(script), script)
+    here, figures = record_lab(script)
     assert here["launches"]
     recorded = RECORDED.lab(lab_id(script))
     assert "failed" not in here, here.get("failed")

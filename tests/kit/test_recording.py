@@ -21,7 +21,7 @@ from ddplab.recording import archive, plan
 from ddplab.recording import machine as facts
 from ddplab.recording.diff import compare
 from ddplab.recording.edition import Edition
-from ddplab.recording.items import results_of
+from ddplab.recording.items import Item, results_of
 from ddplab.recording.keys import names_a_clock
 from ddplab.recording.script import lab_id
 from ddplab.runtime import evidence, gpus
@@ -72,7 +72,7 @@ def test_more():
 RECORD = """
 import sys, time
 from pathlib import Path
-from ddplab.recording import __main__ as recording, child, labs
+from ddplab.recording import __main__ as recording, child, recorder
 
 receive, events = child.Child.receive, [Path(sys.argv.pop(1))]
 
@@ -88,7 +88,7 @@ def until_the_event(self, until_s=float("inf")):
                 raise
 
 recording.ROOT = Path.cwd()
-recording.LAB_LIMIT_S = recording.TEST_LIMIT_S = labs._GRACE_S = 900
+recording.LAB_LIMIT_S = recording.TEST_LIMIT_S = recorder._GRACE_S = 900
 child.Child.receive = until_the_event
 sys.exit(recording._program())
 """
@@ -225,7 +225,7 @@ def test_a_lab_or_a_test_that_hangs_or_crashes_has_failed_and_the_others_go_on(h
     assert len(outcomes) == 6
     assert {claim for claim, outcome in outcomes.items() if outcome == "failed"} == {"hangs", "crashes"}
     assert results["crashes"]["why"] == "the process that ran it ended: SIGSEGV"
-    assert results["hangs"]["why"] == "Failed: still ran after 900 s"
+    assert results["hangs"]["why"] == "ddplab.recording.child.OverTimeError: still ran after 900 s"
     assert "time.sleep(4321)" in said, "the traceback"
 
 
@@ -496,9 +496,14 @@ def test_a_gpu_adds_a_cuda_start_for_each_launch_that_was_recorded_without_one(t
 
 
 def test_files_are_dealt_so_that_processes_end_together():
-    files = {Path(name): seconds for name, seconds in [("a", 5.0), ("b", 4.0), ("c", 3.0), ("d", 2.0)]}
-    assert plan.shares(files, 2) == [[Path("a"), Path("d")], [Path("b"), Path("c")]]
-    assert plan.shares(files, 8) == [[Path(name)] for name in "abcd"]
+    tests = [Item(Path(file), "test_it", (file,)) for file in "dabca"]
+    seconds = {"a": 2.5, "b": 4.0, "c": 3.0, "d": 2.0}
+    times = plan.Times({}, {test.id: seconds[str(test.path)] for test in tests}, [])
+    two = [[str(test.path) for test in share] for share in plan.dealt(tests, times, 2)]
+    assert two == [["a", "a", "d"], ["b", "c"]]
+    assert plan.seconds_of(tests, times, 2) == 7.0
+    assert len(plan.dealt(tests, times, 8)) == 4
+    assert plan.dealt(tests, times, 1) == [tests]
 
 
 def test_processes_that_share_a_small_gpu_are_few(monkeypatch):

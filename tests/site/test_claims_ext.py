@@ -1,7 +1,6 @@
 """Claims: each has one test, the list shows all, and nothing that does not hold together is published."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -373,14 +372,24 @@ def test_every_claim_of_this_book_is_found_by_reading() -> None:
 # -- the pytest side ----------------------------------------------------------------------------------
 
 
-def run_pytest(book: TinyBook, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the claims' tests of the book with the real conftest."""
+def run(book: TinyBook, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in the book, with the real conftest of claims' tests."""
     real = Path(__file__).parents[1] / "claims"
     for name in ("conftest.py", "proof.py"):
         book.write(f"tests/claims/{name}", (real / name).read_text())
     book.write("pytest.ini", "[pytest]\nmarkers = proves(id): shows it\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/claims", *arguments]
-    return subprocess.run(command, cwd=book.root, capture_output=True, text=True, env={**os.environ, **environment})
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=book.root, capture_output=True, text=True, check=False)
+
+
+RECORD = """
+import sys
+from pathlib import Path
+from ddplab.recording import __main__ as recording
+recording.ROOT = Path.cwd()
+sys.exit(recording.main(["other", "--into", "gallery/editions", "--claims", *sys.argv[1:]]))
+"""
+PYTEST = "import sys, pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', 'tests/claims']))"
 
 
 def test_results_are_recorded_with_ranks_and_shown_and_a_partial_run_keeps_those_of_other_tests(book: TinyBook) -> None:
@@ -388,7 +397,7 @@ def test_results_are_recorded_with_ranks_and_shown_and_a_partial_run_keeps_those
     launching = "from ddplab import launch\n" + launching.replace("assert 1 == 1", "assert 0")
     book.write("tests/claims/test_sums.py", launching)
     path = book.root / "gallery/editions/other/claims/test_sums.json"
-    done = run_pytest(book, DDPLAB_CLAIMS_RESULTS=str(path.parent))
+    done = run(book, RECORD, *SUMS)
     assert done.returncode == 1, done.stdout + done.stderr
     results = json.loads(path.read_text())["results"]
     assert results["sum-is-two"]["outcome"] == "passed"
@@ -401,7 +410,7 @@ def test_results_are_recorded_with_ranks_and_shown_and_a_partial_run_keeps_those
     kept = json.loads(path.read_text())
     kept["results"]["gone"] = {**kept["results"]["one-is-one"], "test": "tests/claims/test_sums.py::test_gone"}
     path.write_text(json.dumps(kept))
-    run_pytest(book, "-k", "test_one", DDPLAB_CLAIMS_RESULTS=str(path.parent), DDPLAB_CLAIMS_FRESH="1")
+    run(book, RECORD, "one-is-one", "--fresh")
     results = json.loads(path.read_text())["results"]
     assert set(results) == {"sum-is-two", "one-is-one"}, "a test that is gone takes its results along"
     assert results["sum-is-two"] == kept["results"]["sum-is-two"]
@@ -416,7 +425,6 @@ def test_results_are_recorded_with_ranks_and_shown_and_a_partial_run_keeps_those
 )
 def test_tests_and_claims_must_pair_up_in_pytest_too(book: TinyBook, more: str, says: str) -> None:
     book.write("tests/claims/test_sums.py", TESTS + more)
-    done = run_pytest(book, DDPLAB_CLAIMS_RESULTS=str(book.root / "claims"))
+    done = run(book, PYTEST)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert says in done.stdout + done.stderr
-    assert not (book.root / "claims").exists()

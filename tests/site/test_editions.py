@@ -126,7 +126,6 @@ class House(TinyBook):
             patch.setattr(recording, "ROOT", self.root)
             patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
             patch.setenv("EXECUTED", str(self.log))
-            patch.delenv("DDPLAB_CLAIMS_RESULTS", raising=False)
             assert recording.main([name, "--into", str(self.root / into), *options]) == status
         return set(self.log.read_text().split())
 
@@ -564,6 +563,28 @@ def test_forms_that_are_made_of_the_pages_do_not_wait_for_each_other(house):
         assert not house.build("epub", status=log, out="html").error
     assert "waiting" not in log.getvalue()
     assert known.read_bytes() == before, "read by all of them"
+
+
+def test_a_lab_that_proves_a_claim_leads_to_it_and_another_processor_is_named(house):
+    """Of an edition that two machines recorded: its page names both, and each lab that was not run on the first."""
+    level = ":Level: core, 5 minutes\n"
+    house.rewrite("gallery/short/plot_three.py", level, f"{level}:Proves: stars\n")
+    chapter = house.root / "handbook/chapter.md"
+    chapter.write_text(chapter.read_text() + "\n```{claim} stars\nThey shine.\n```\n")
+    there = {**json.loads(house.kept("three").read_text())["machine"], "cpu": "Another", "cores": 64}
+    house.change(house.kept("three"), machine=there)
+    assert Edition(house.kept("three").parents[1]).write_manifest(timed=lambda lab: False) == []
+    built = house.build()
+    assert built.complaints == ""
+    page = built.page("labs/short/plot_three")
+    assert page.select_one(".lab-proves a")["href"] == "../../chapter.html#claim-stars"
+    assert "Proves:" not in page.get_text()
+    assert "Another, 64 cores" in page.select_one(".stamp").get_text()
+    said = " ".join(text(built, "chapter").split())
+    assert "Also on Another, 64 cores labs and claims: 1" in said
+    assert said.count("on Another, 64 cores") == 2, "beside the lab in the list, too"
+    assert built.page("chapter").select_one("#claim-stars .claim-tick")["title"] == "shown by a lab"
+    assert "Another, 64 cores" in built.page("chapter").select_one("#shown-stars").get_text()
 
 
 # -- recording: more of it in kit/test_recording.py ---------------------------------------------------

@@ -20,26 +20,25 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
-import itertools
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..runtime import shared_gpu
 from ..runtime.ranks import LAUNCH_LIMIT
 from . import plan, reach
-from .claims import Claims, about_nccl
+from .claims import about_nccl
 from .edition import DamagedError, Edition
-from .items import Item, labs_of, proofs_of
+from .items import Item, labs_of, proofs_of, tests_of
 from .keys import names_a_clock
-from .labs import Labs
 from .machine import grouped, hardware, is_good_for, machine, processor
 from .reach import KIT
+from .recorder import Recorder
 from .script import lab_id
 
 ROOT = KIT.parents[1]
@@ -73,24 +72,28 @@ def main(arguments: list[str] | None = None) -> int:
         margin_s = min(20.0, options.budget / 10)  # to end what runs, and to write
         deadline_s = began_s + options.budget - margin_s
         limit_s = [min(options.limit or most, options.budget * 0.8) for most in (LAB_LIMIT_S, TEST_LIMIT_S)]
-        claims = Claims(ROOT, edition, times, at_once, limit_s[1], deadline_s, options.fresh, options.claims)
+        asked = () if options.claims == [] else tests_of(ROOT)  # not read where none is wanted
         with reach.unchanged():
-            tests = [test for test in claims.left() if not (options.under_nccl and test.id in times.on_cpu)]
-        print(_outlook(todo, len(labs), tests, claims, times, here), flush=True)
+            tests = [test for test in asked if options.claims is None or {*test.claims} & {*options.claims}]
+            tests = [test for test in tests if options.fresh or not test.is_recorded(edition, here)]
+            if options.under_nccl:
+                tests = [test for test in tests if test.id not in times.on_cpu]
+        print(_outlook(todo, len(labs), tests, at_once, times, here), flush=True)
         if beside := _measured_elsewhere(edition, todo, here, timed):
             print(beside, file=sys.stderr)
         if options.plan:
             seconds = {name: times.lab(name) for name in todo} | {test.id: times.test(test.id) for test in tests}
             print("\n".join(f"{took:6.0f} s  {name}" for name, took in seconds.items()))
             return 0
+        recorder = Recorder(ROOT, edition, times, deadline_s, _say)
         try:
-            failed, labs_left = record_labs(edition, {name: labs[name] for name in todo}, times, limit_s[0], deadline_s)
+            failed, labs_left = recorder.record([Item(labs[name]) for name in todo], limit_s[0])
         finally:  # also of a part: it can be rendered and carried
             problems = edition.write_manifest(more, timed)
         tests_left = len(tests)
         if tests and not labs_left:
             try:
-                claims_failed, tests_left = claims.record(tests, _say)
+                claims_failed, tests_left = recorder.record(tests, limit_s[1], at_once)
             finally:
                 problems = edition.write_manifest(more, timed)
             failed += claims_failed
@@ -181,10 +184,10 @@ _WHERE = {"lab": "gallery/", "claim": "the claims page, or tests/claims/"}
 
 
 def _outlook(
-    todo: list[str], labs: int, tests: list[Any], claims: Claims, times: plan.Times, here: dict[str, Any]
+    todo: list[str], labs: int, tests: list[Item], at_once: int, times: plan.Times, here: dict[str, Any]
 ) -> str:
     """What is left, and an estimate of how long it takes."""
-    seconds = sum(map(times.lab, todo)) + claims.seconds(tests)
+    seconds = sum(map(times.lab, todo)) + plan.seconds_of(tests, times, at_once)
     takes = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     on = " + ".join(here["gpus"]) or f"{here['cpu']}, no GPU"
     left = f"{len(todo)} of {_count(labs, 'lab')} and {_count(len(tests), 'test')} of claims to record on {on}"
@@ -192,7 +195,7 @@ def _outlook(
         return left
     source = f"from the seconds of {', '.join(times.sources)}" if times.sources else "of labs that no edition has"
     cuda = f", and {plan.CUDA_START_S:g} s of CUDA start for each launch recorded without a GPU" if here["gpus"] else ""
-    return f"{left}; estimate: {takes} ({source}{cuda}; claims {claims.at_once} at a time)"
+    return f"{left}; estimate: {takes} ({source}{cuda}; claims {at_once} at a time)"
 
 
 def _measured_elsewhere(edition: Edition, todo: list[str], here: dict[str, Any], timed: Callable[[str], bool]) -> str:
@@ -209,44 +212,6 @@ def _measured_elsewhere(edition: Edition, todo: list[str], here: dict[str, Any],
         f"to land them, record all labs that measure time here: make edition NAME={edition.name} LABS=timed, or record "
         "an edition of your own under another NAME"
     )
-
-
-def record_labs(
-    edition: Edition, todo: dict[str, Path], times: plan.Times, limit_s: float, deadline_s: float
-) -> tuple[list[str], int]:
-    """Run these labs, in this order; return which failed, and how many are left when the time is up.
-
-    One that is not expected to end in time is passed over; a shorter one may still fit.
-    """
-    failed: list[str] = []
-    left = 0
-    with Labs(ROOT) as process, _progress(len(todo)) as started:
-        for name, script in todo.items():
-            if time.monotonic() + times.lab(name) > deadline_s:
-                left += 1
-                continue
-            started(name)
-            recorded = process.record(name, script, limit_s, deadline_s)
-            if recorded is None:
-                left += 1
-                continue
-            edition.write_lab(name, *recorded)
-            if recorded[0].get("failed"):
-                failed.append(name)
-    return failed, left
-
-
-@contextlib.contextmanager
-def _progress(count: int) -> Iterator[Callable[[str], object]]:
-    """What tells that a lab has started: a bar where there is a terminal and tqdm, else a line each."""
-    if sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
-        from tqdm import tqdm
-
-        with tqdm(total=count, unit="lab") as bar:
-            yield lambda name: (bar.set_description(name), bar.update())
-    else:
-        number = itertools.count(1)
-        yield lambda name: _say(f"[{next(number)}/{count}] {name}")
 
 
 def _count(number: int, what: str) -> str:

@@ -1,6 +1,6 @@
 """A process of the recorder that reports what it does, and that ends with all it has started when it is asked to.
 
-Used on both sides of the channel: the recorder makes a ``Child``, the process a ``Channel``.
+Used on both sides of the channel: the recorder makes a ``Child``, the process a ``Work``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from ..runtime.rank import die_with_parent
+from .edition import Edition
 
 _CHANNEL = "DDPLAB_RECORDING_CHANNEL"  # number of the socket that leads to the recorder
 _TIDY_S = 10.0  # to clean up after an interrupt, before a process is killed
 
 
-class Channel:
-    """The process's end: JSON objects, one a line."""
+class OverTimeError(BaseException):
+    """What runs took too long; not an Exception, which a lab may catch."""
+
+
+class Work:
+    """The process's end: what it is to run and until when, and what became of it. JSON objects, one a line."""
 
     def __init__(self) -> None:
         """Take the end that the recorder has left open; what this process starts does not inherit it."""
@@ -33,10 +38,13 @@ class Channel:
         os.set_inheritable(number, False)
         self._stream = socket.socket(fileno=number).makefile("rw", encoding="utf-8")
         die_with_parent()
+        asked = json.loads(self._stream.readline())
+        self.edition, self.labs = Edition(Path(asked["edition"])), asked["labs"]
+        self._limit_s, self._deadline_s, self._seconds = asked["limit_s"], asked["deadline_s"], asked["seconds"]
 
     @staticmethod
-    def is_open() -> bool:
-        """Whether a recorder listens."""
+    def is_asked() -> bool:
+        """Whether a recorder has started this process."""
         return _CHANNEL in os.environ
 
     def send(self, **message: Any) -> None:
@@ -44,9 +52,26 @@ class Channel:
         self._stream.write(json.dumps(message) + "\n")
         self._stream.flush()
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The messages of the recorder, until it sends no more."""
-        return map(json.loads, self._stream)
+    def fits(self, name: str) -> bool:
+        """Whether it is expected to end in time."""
+        return bool(time.monotonic() + self._seconds[name] <= self._deadline_s)
+
+    @contextlib.contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Tell the recorder what runs, and end it by an exception when it takes too long."""
+
+        def over(*_: object) -> None:
+            raise OverTimeError(f"still ran after {self._limit_s:g} s")
+
+        self.send(running=name)
+        before = signal.signal(signal.SIGALRM, over)
+        signal.setitimer(signal.ITIMER_REAL, self._limit_s)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        self.send(running=None)
 
 
 class Child:

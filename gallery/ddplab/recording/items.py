@@ -40,6 +40,11 @@ class Item:
             return f"tests/claims/{self.path.name}::{self.name}"
         return f"gallery/{self.path.parent.name}/{self.path.name}::lab"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is recorded of it: the claims of a test, or the id of a lab."""
+        return self.claims if self.name else (lab_id(self.path),)
+
     def key(self, read: Iterable[str] = ()) -> str:
         """The key of its code, with the files that it was seen to read."""
         return claim_key(self.path, self.name, read) if self.name else lab_key(self.path, read)

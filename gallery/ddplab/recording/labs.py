@@ -1,6 +1,6 @@
-"""Recording labs: one after the other, since they measure, in a process that may hang or crash without harm.
+"""Running a lab for an edition: what it printed, drew, recorded and launched.
 
-As a program (``python -m ddplab.recording.labs``) it is that process.
+As a program (``python -m ddplab.recording.labs``) it runs the labs that the recorder asks for.
 """
 
 from __future__ import annotations
@@ -8,34 +8,22 @@ from __future__ import annotations
 import contextlib
 import datetime
 import io
-import os
-import signal
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from ..runtime import evidence
-from .child import Channel, Child
-from .keys import block_key, lab_key, names_a_clock, sharing_unless
+from .child import Work
+from .items import Item
+from .keys import block_key, sharing_unless
 from .machine import machine
-from .script import code_blocks, run, small_svg
-
-_GRACE_S = 20.0  # for a lab to clean up once its time is up
+from .script import code_blocks, lab_id, run, small_svg
 
 
-class OverTimeError(BaseException):
-    """A lab took too long; not an Exception, which a lab may catch."""
-
-
-def record_lab(name: str, script: Path, limit_s: float = 0.0) -> tuple[dict[str, Any], dict[str, str]]:
-    """Run one lab here; return its evidence, and its figures by file name.
-
-    Args:
-        name: its id.
-        script: the file.
-        limit_s: seconds after which it is interrupted and has failed; 0: none.
-    """
+def record_lab(script: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Run one lab here; return its evidence, and its figures by file name."""
+    name, item = lab_id(script), Item(script)
     figures: dict[str, str] = {}
 
     def save(figure: Any, number: int) -> str:
@@ -44,23 +32,16 @@ def record_lab(name: str, script: Path, limit_s: float = 0.0) -> tuple[dict[str,
         figures[f"{name}-{number}.svg"] = small_svg(drawn.getvalue())
         return f"{name}-{number}.svg"
 
-    def over(*_: object) -> None:
-        raise OverTimeError(f"still ran after {limit_s:g} s")
-
     blocks = code_blocks(script.read_text(encoding="utf-8"))
     began_s = time.monotonic()
-    if limit_s:
-        signal.signal(signal.SIGALRM, over)
     with tempfile.TemporaryDirectory() as folder:
         evidence.begin(Path(folder) / "evidence.json")
         try:
-            signal.setitimer(signal.ITIMER_REAL, limit_s)
-            with sharing_unless(names_a_clock(script)):
+            with sharing_unless(item.names_a_clock()):
                 outcome = run(script, save)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
             kept = evidence.end()
-    kept |= _about(script, kept["read"], began_s)
+    kept |= about(item, kept["read"], time.monotonic() - began_s)
     kept["blocks"] = [
         {"code": block_key(block.code), **shown} for block, shown in zip(blocks, outcome.blocks, strict=False)
     ]
@@ -68,67 +49,22 @@ def record_lab(name: str, script: Path, limit_s: float = 0.0) -> tuple[dict[str,
     return kept, figures
 
 
-def _about(script: Path, read: list[str], began_s: float) -> dict[str, Any]:
+def about(item: Item, read: list[str], seconds: float) -> dict[str, Any]:
+    """What is kept of any lab: the key of its code, and when, for how long and on what it ran."""
     now = datetime.datetime.now(datetime.timezone.utc)
-    return {
-        "key": lab_key(script, read),
-        "date": now.isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - began_s, 1),
-        "machine": machine(),
-    }
-
-
-class Labs:
-    """Runs labs in a process; where it hangs or crashes, the lab has failed, and the next one gets a new process."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._child: Child | None = None
-
-    def __enter__(self) -> Labs:
-        """The process starts with the first lab."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End it."""
-        self.end()
-
-    def record(
-        self, name: str, script: Path, limit_s: float, deadline_s: float
-    ) -> tuple[dict[str, Any], dict[str, str]] | None:
-        """The evidence and figures of one lab; None if the deadline came before its end or its limit."""
-        if self._child is None:
-            environment = {"MPLBACKEND": "agg", **os.environ}  # no window, whatever the machine has
-            self._child = Child("-m", "ddplab.recording.labs", cwd=self._root, environment=environment)
-        began_s = time.monotonic()
-        self._child.send(name=name, script=str(script), limit_s=limit_s)
-        hard_s = began_s + limit_s + _GRACE_S
-        try:
-            answer = self._child.receive(min(hard_s, deadline_s))
-        except TimeoutError:
-            how = self.end()
-            if deadline_s < hard_s:
-                return None
-            how = f"still ran after {limit_s:g} s, and did not end when it was interrupted; it was ended with {how}"
-        else:
-            if answer:
-                return answer["kept"], answer["figures"]
-            how = f"the process that ran it ended: {self.end()}"
-        nothing: dict[str, Any] = {"launches": [], "values": {}, "read": [], "blocks": []}
-        return {**nothing, **_about(script, [], began_s), "failed": how}, {}
-
-    def end(self) -> str:
-        """End the process, if there is one; return how it ended."""
-        child, self._child = self._child, None
-        return child.end() if child else ""
+    facts = {"key": item.key(read), "date": now.isoformat(timespec="seconds"), "machine": machine()}
+    return {**facts, "seconds": round(seconds, 1)}
 
 
 def main() -> None:
-    """Record the labs that the recorder names, until it names no more."""
-    channel = Channel()
-    for wanted in channel:
-        kept, figures = record_lab(wanted["name"], Path(wanted["script"]), wanted["limit_s"])
-        channel.send(kept=kept, figures=figures)
+    """Record the labs that the recorder names, of which each has its time."""
+    work = Work()
+    for item in (Item(Path(script)) for script in work.labs):
+        if work.fits(item.id):
+            with work.running(item.id):
+                kept, figures = record_lab(item.path)
+            work.edition.write_lab(item.names[0], kept, figures)
+            work.send(done=item.id, outcome="failed" if kept.get("failed") else "passed")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..runtime import shared_gpu
 from .edition import Edition
+from .items import Item
 
 # Groups of labs, the most valuable first, each with its reason. What is in none comes after, in reading order.
 ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -121,6 +122,10 @@ class Times:
         """Of one test of claims, as pytest names it."""
         return self.tests.get(name, UNKNOWN_TEST_S)
 
+    def of(self, item: Item) -> float:
+        """Of either."""
+        return self.test(item.id) if item.name else self.lab(item.names[0])
+
 
 def _is_on_cpu(kept: dict[str, Any]) -> bool:
     return all(launch.get("chosen") and not launch["gpus"] for launch in kept["launches"])
@@ -139,14 +144,27 @@ def _seconds(kept: dict[str, Any], here: dict[str, Any]) -> float:
     return seconds
 
 
-def shares(files: dict[Path, float], count: int) -> list[list[Path]]:
-    """The files dealt to at most ``count`` processes so that all end at about the same time."""
-    dealt: list[tuple[float, list[Path]]] = [(0.0, []) for _ in range(count)]
-    for file in sorted(files, key=lambda file: (-files[file], file)):
-        least = min(range(count), key=lambda one: dealt[one][0])
-        seconds, share = dealt[least]
-        dealt[least] = (seconds + files[file], [*share, file])
-    return [share for _, share in dealt if share]
+def dealt(items: list[Item], times: Times, count: int) -> list[list[Item]]:
+    """What each of at most ``count`` processes runs: files of tests so that all end at about the same time.
+
+    One process runs all, in their order.
+    """
+    if count == 1:
+        return [items] if items else []
+    files: dict[Path, list[Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    takes = {path: sum(map(times.of, of_file)) for path, of_file in files.items()}
+    shares: list[tuple[float, list[Item]]] = [(0.0, []) for _ in range(count)]
+    for path in sorted(files, key=lambda path: (-takes[path], path)):
+        least = min(range(count), key=lambda one: shares[one][0])
+        shares[least] = (shares[least][0] + takes[path], shares[least][1] + files[path])
+    return [share for _, share in shares if share]
+
+
+def seconds_of(items: list[Item], times: Times, count: int) -> float:
+    """An estimate for so many processes."""
+    return max((sum(map(times.of, share)) for share in dealt(items, times, count)), default=0.0)
 
 
 def at_once(hardware: dict[str, Any]) -> int:

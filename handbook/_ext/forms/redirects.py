@@ -209,5 +209,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-resolved", book.add_anchors)
     app.connect("html-page-context", book.add_lines)
     app.connect("build-finished", book.finish)
-    app.connect("build-finished", book.check, priority=1000)  # all pages are there: the next build need not write them
+    app.connect("build-finished", book.check, priority=Finished.CHECKED)
     return {"env_version": 1, "parallel_read_safe": True, "parallel_write_safe": True}
