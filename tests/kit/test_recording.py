@@ -593,7 +593,7 @@ def moved(house, name: str, **facts: object) -> None:
 
 
 def test_what_another_processor_recorded_counts_but_for_times(house, tmp_path):
-    """A contributor adds to an edition: what measures time is told about, all else is added, and nothing is lost."""
+    """A contributor adds to an edition: what measures time is named, all else is added, and nothing is lost."""
     house.lab("plain")
     house.lab("timed", code="import time; time.perf_counter()")
     house.claim("sun")

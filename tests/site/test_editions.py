@@ -580,7 +580,7 @@ def test_a_lab_that_proves_a_claim_leads_to_it_and_another_processor_is_named(ho
     assert page.select_one(".lab-proves a")["href"] == "../../chapter.html#claim-stars"
     assert "Proves:" not in page.get_text()
     assert "Another, 64 cores" in page.select_one(".stamp").get_text()
-    said = " ".join(text(built, "chapter").split())
+    said = " ".join(built.text("chapter").split())
     assert "Also on Another, 64 cores labs and claims: 1" in said
     assert said.count("on Another, 64 cores") == 2, "beside the lab in the list, too"
     assert built.page("chapter").select_one("#claim-stars .claim-tick")["title"] == "shown by a lab"

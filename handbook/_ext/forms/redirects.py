@@ -26,6 +26,7 @@ from sphinx.environment import BuildEnvironment
 
 from ..explorers.error_pages import pages
 from ..news import to_write
+from ..order import Finished
 from ..problems import Problem, end_if_any
 
 FILE = "addresses.txt"
