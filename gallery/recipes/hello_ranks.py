@@ -258,7 +258,7 @@ def gpus(facts):
 
 
 def networks(facts):
-    """Interfaces that are named for gloo and NCCL, and addresses that others can reach."""
+    """Interfaces that variables name for gloo and NCCL; addresses that others can reach."""
     alone = len(group(facts, "host")) == 1
     for rank, fact in facts.items():
         host, nics, (gloo, nccl) = fact["host"], fact["nics"], map(fact.get, NAMES)
