@@ -117,6 +117,7 @@ def test_a_gradient_hook_sees_the_local_gradient():
         assert launch(worker, 3, views) == [([1.0], 2.0), ([2.0], 2.0), ([3.0], 2.0)]
 
 
+@pytest.mark.core
 @proves("one-backward-per-forward")
 def test_two_forwards_then_two_backwards_synchronize_once():
     """The first backward disarms the reducer, so what the second adds stays local; one backward of the sum is fine."""
@@ -197,6 +198,7 @@ def accumulate(ddp, batches, loss_of):
             loss.backward()
 
 
+@pytest.mark.core
 @proves("accumulation-pattern")
 def test_the_accumulation_pattern_synchronizes_once_and_gives_the_mean():
     """The function above on 2, 3 and 4 ranks: one launch of the one bucket, and the mean over all micro-batches."""

@@ -51,12 +51,9 @@ class LabItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run it, without a window."""
-        backend = os.environ.setdefault("MPLBACKEND", "agg")
-        try:
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setenv("MPLBACKEND", os.environ.get("MPLBACKEND", "agg"))
             outcome = run(self.path, lambda figure, number: "")
-        finally:
-            if backend == "agg":
-                del os.environ["MPLBACKEND"]
         if outcome.needs:
             raise NotShownHere(outcome.needs)
         if outcome.failed:
