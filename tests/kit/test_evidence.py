@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplab.recording import claims, keys, reach
+from ddplab.recording import items, keys, reach
 from ddplab.recording.script import code_blocks, run
 from ddplab.runtime import evidence
 
@@ -220,7 +220,7 @@ def test_the_key_of_a_test_changes_with_the_helpers_that_it_uses_and_with_no_oth
 def test_what_runs_decides_which_recordings_of_the_book_are_stale(tmp_path, monkeypatch):
     import shutil
 
-    gallery, proofs = tmp_path / "gallery", [*claims.tests_of(ROOT)]
+    gallery, proofs = tmp_path / "gallery", [*items.tests_of(ROOT)]
     shutil.copytree(ROOT / "gallery", gallery, ignore=shutil.ignore_patterns("editions", "__pycache__", "*.egg-info"))
     monkeypatch.setattr(reach, "KIT", gallery / "ddplab")
 

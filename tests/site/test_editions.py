@@ -148,7 +148,9 @@ class House(TinyBook):
         shutil.copytree(self.root / "gallery/editions/base", self.root / f"gallery/editions/{name}")
         self.ran_on(name, gpus, ["gloo"])
         machine = {**json.loads(self.kept("two").read_text())["machine"], "gpus": gpus}
-        self.change(self.kept("two", name), machine=machine, date=f"2026-11-{day:02}T07:00:00", **entries)
+        for lab in self.kept("two", name).parent.glob("*.json"):
+            self.change(lab, machine=machine)
+        self.change(self.kept("two", name), date=f"2026-11-{day:02}T07:00:00", **entries)
 
     def could_not_run(self, *names: str, edition: str = "base") -> None:
         """Have an edition that lacks what these labs need."""
