@@ -17,14 +17,15 @@ _NOT_PROSE = (nodes.literal_block, nodes.math_block, nodes.figure, nodes.table, 
 
 
 def prose_words(document: nodes.Element) -> int:
-    """The number of words of prose: paragraphs and lists, without code, output, tables, figures and cards."""
+    """The number of words of prose: paragraphs and lists, without code, output, tables, figures, cards and stamps."""
     return sum(len(paragraph.astext().split()) for paragraph in _paragraphs(document))
 
 
 def _paragraphs(node: nodes.Element) -> Iterator[nodes.paragraph]:
     for child in node.children:
         if isinstance(child, nodes.paragraph):
-            yield child
+            if "stamp" not in child["classes"]:  # the name of a processor makes no chapter longer
+                yield child
         elif isinstance(child, nodes.Element) and not isinstance(child, _NOT_PROSE):
             yield from _paragraphs(child)
 
