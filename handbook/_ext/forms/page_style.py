@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from posixpath import normpath
 
+from furo import get_pygments_stylesheet
 from sphinx.builders.html import StandaloneHTMLBuilder
 
 from ..problems import expect
@@ -34,6 +35,8 @@ def write_style(builder: StandaloneHTMLBuilder) -> None:
     sheets = getattr(builder, "_orig_css_files", None)
     expect(isinstance(sheets, list), "Sphinx", "the builder of pages has no list _orig_css_files")
     static = Path(builder.outdir, "_static")
+    if builder.config.html_theme == "furo":  # which gives it its dark half at the end of a build only
+        (static / "pygments.css").write_text(get_pygments_stylesheet(), encoding="utf-8")
     names = [str(one.filename).removeprefix("_static/") for one in sorted(sheets or [], key=lambda one: one.priority)]
     sheet = "\n".join(lean(_read(static, name)) for name in names if not name.startswith(_GALLERY))
     if not (static / FILE).is_file() or (static / FILE).read_text(encoding="utf-8") != sheet:
