@@ -19,7 +19,7 @@ PARALLEL = --dist loadfile -n $$(( $$($(PY) -c 'import os; print(len(os.sched_ge
 # What is installed: "book" reads it (no torch), "labs" runs it, "test" has everything.
 ready  = $(if $(filter $(VENV)/%,$(PY)),$(VENV)/$(1))
 # What was built is put beside the web pages, and listed on the first of them.
-listed = @$(PY) handbook/_ext/forms/downloads.py _build
+listed = @$(PY) handbook/_ext/navigation/downloads.py _build
 # Another Python, such as PY=python3 of a container with its own torch, needs no installed kit.
 kit    = $(if $(ready),,PYTHONPATH="$(CURDIR)/gallery$${PYTHONPATH:+:$$PYTHONPATH}") $(PY) -m ddplab
 record = $(kit).recording

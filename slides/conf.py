@@ -20,8 +20,8 @@ extensions = [
     "_ext.embed.measured",
     "_ext.embed.when",
     "_ext.explorers.explorer_directives",
-    "_ext.forms.math_svg",
-    "_ext.forms.decks",
+    "_ext.style.math_svg",
+    "_ext.decks.decks",
 ]
 exclude_patterns = ["_static"]
 myst_enable_extensions = book.myst_enable_extensions

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddplab.labs.machines import NamespaceError, Nodes
+from ddplab.apparatus.machines import NamespaceError, Nodes
 from tools import PATIENCE_S, built, missing, need
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What tests start can be interrupted, also if they run in the background of a shell, which then ignores Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["ledger.plugin", "ledger.processes"]
+pytest_plugins = ["ledger.plugin", "ledger.scheduler"]
 
 FAILED = pytest.StashKey[dict[int, tuple[str, BaseException]]]()  # what went wrong before a test -> the first it ended
 

@@ -20,15 +20,15 @@ from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from _ext.evidence import labs
+from _ext.evidence import lab_source
 from _ext.problems import BuildError
 from tools import ROOT
 
 EXTENSIONS = ROOT / "handbook"
 
 CONF = """
-extensions = ["myst_parser", "_ext.embed.measured", "_ext.embed.code_diff", "_ext.cards.claims", "_ext.cards.cards",
-              "_ext.forms.card_copies", "_ext.forms.deck_cards", "_ext.forms.flashcards"]
+extensions = ["myst_parser", "_ext.embed.measured", "_ext.embed.code_diff", "_ext.cards.claim_marks",
+              "_ext.cards.cards", "_ext.cards.card_copies", "_ext.decks.deck_cards", "_ext.cards.flashcards"]
 myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["labs/**/*.json"]
 labs_default_edition = "base"
@@ -105,8 +105,8 @@ class TinyBook:
     def taken_for_the_repository(self) -> Iterator[None]:
         """The extensions find labs, editions and cards in this folder."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(labs, "ROOT", self.root)
-            patch.setattr(labs, "EDITIONS", self.root / "gallery" / "editions")
+            patch.setattr(lab_source, "ROOT", self.root)
+            patch.setattr(lab_source, "EDITIONS", self.root / "gallery" / "editions")
             yield
 
     def build(

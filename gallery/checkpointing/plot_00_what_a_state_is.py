@@ -28,9 +28,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
+from ddplab.apparatus.plotting import ACCENT, MUTED, describe, subplots
+from ddplab.apparatus.storages import tensors_in
 from ddplab.checkpoint import CheckpointManager
-from ddplab.labs.plotting import ACCENT, MUTED, describe, subplots
-from ddplab.labs.storages import tensors_in
 
 RANKS, STEPS, WIDTH = 2, 5, 128
 

@@ -29,8 +29,8 @@ from multiprocessing import RawArray
 import torch
 
 from ddplab import launch, record
+from ddplab.apparatus.plotting import ACCENT, MUTED, describe, subplots
 from ddplab.checkpoint import CheckpointManager
-from ddplab.labs.plotting import ACCENT, MUTED, describe, subplots
 
 KILLS, NUMBERS = 15, 1_000_000
 

@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_weights, gap
-from ddplab.labs.plotting import ACCENT, FAINT, INK, describe, subplots
+from ddplab.apparatus.gaps import flat_weights, gap
+from ddplab.apparatus.plotting import ACCENT, FAINT, INK, describe, subplots
 
 SAVED, STEPS, IN_EPOCH, BATCH = 14, 24, 12, 8
 

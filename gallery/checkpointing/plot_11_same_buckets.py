@@ -17,7 +17,7 @@ A number's place in the bucket decides at which rank its sum starts, so another 
 # --------
 # Thirty steps, saved after ten, of this small run:
 #
-# .. literalinclude:: /../gallery/ddplab/labs/resumed.py
+# .. literalinclude:: /../gallery/ddplab/apparatus/resumed.py
 #    :language: python
 #    :start-at: class SmallRun
 #
@@ -31,9 +31,9 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from ddplab import launch, record
-from ddplab.labs.gaps import gap
-from ddplab.labs.plotting import ACCENT, INK, describe, subplots
-from ddplab.labs.resumed import SmallRun, resumed
+from ddplab.apparatus.gaps import gap
+from ddplab.apparatus.plotting import ACCENT, INK, describe, subplots
+from ddplab.apparatus.resumed import SmallRun, resumed
 from ddplab.runtime.needs import ON_CPU
 
 SAVED, STEPS = 10, 20

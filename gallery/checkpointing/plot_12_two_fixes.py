@@ -17,7 +17,7 @@ A resumed run is exact if its first step has the layout of the interrupted run, 
 # ``CheckpointManager.load`` does one if you give it a loss; a second one, where it is needed, comes before.
 # The run is ``SmallRun`` of :doc:`/labs/checkpointing/plot_11_same_buckets`.
 #
-# .. literalinclude:: /../gallery/ddplab/labs/resumed.py
+# .. literalinclude:: /../gallery/ddplab/apparatus/resumed.py
 #    :language: python
 #    :pyobject: resumed
 
@@ -31,8 +31,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.labs.resumed import SmallRun, resumed
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.resumed import SmallRun, resumed
 from ddplab.runtime.clock import now
 
 STEPS = 12

@@ -34,9 +34,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, MUTED, describe, subplots
-from ddplab.labs.postmortem import postmortem
-from ddplab.labs.storages import tensors_in
+from ddplab.apparatus.plotting import ACCENT, MUTED, describe, subplots
+from ddplab.apparatus.postmortem import postmortem
+from ddplab.apparatus.storages import tensors_in
 from ddplab.runtime.clock import now
 
 ROUNDS, STEPS, SIDE, MIB = 5, 5, 1024, 2**20

@@ -33,8 +33,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import FAINT, INK, MUTED, RANK_COLORS, describe, subplots
-from ddplab.labs.storages import flat_state, same_state, tensors_in
+from ddplab.apparatus.plotting import FAINT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.apparatus.storages import flat_state, same_state, tensors_in
 from ddplab.runtime.needs import a_gpu_each
 
 WRAPPERS, WRITERS, READERS = ("DDP", "FSDP2"), (1, 2, 3, 4), (1, 2, 3)

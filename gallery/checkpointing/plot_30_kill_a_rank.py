@@ -17,8 +17,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 from ddplab import record
-from ddplab.labs import elastic_training
-from ddplab.labs.machines import loopback, torchrun
+from ddplab.apparatus import elastic_training
+from ddplab.apparatus.machines import loopback, torchrun
 
 # %%
 # The program
@@ -26,7 +26,7 @@ from ddplab.labs.machines import loopback, torchrun
 # It saves after every fourth step, and resumes from the newest checkpoint.
 # Before its first restart, rank 1 kills itself after the given step; 0 is never.
 #
-# .. literalinclude:: /../gallery/ddplab/labs/elastic_training.py
+# .. literalinclude:: /../gallery/ddplab/apparatus/elastic_training.py
 #    :language: python
 #    :start-at: def build
 

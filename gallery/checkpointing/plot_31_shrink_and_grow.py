@@ -20,9 +20,9 @@ import tempfile
 import time
 
 from ddplab import record
-from ddplab.labs import elastic_training
-from ddplab.labs.machines import loopback
-from ddplab.labs.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
+from ddplab.apparatus import elastic_training
+from ddplab.apparatus.machines import loopback
+from ddplab.apparatus.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
 
 # %%
 # The agents

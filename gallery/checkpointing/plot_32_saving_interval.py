@@ -16,7 +16,7 @@ It grows with the square root: four times the save, twice the interval.
 import random
 
 from ddplab import record
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.model.interval import daly_s, lost_fraction, young_s
 
 # %%

@@ -19,8 +19,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 from ddplab import record
-from ddplab.labs import waiting_ranks
-from ddplab.labs.machines import loopback, torchrun
+from ddplab.apparatus import waiting_ranks
+from ddplab.apparatus.machines import loopback, torchrun
 from ddplab.runtime.needs import needs
 
 needs(torch="2.13")  # torchrun of 2.11 has no --shutdown-timeout
@@ -31,7 +31,7 @@ needs(torch="2.13")  # torchrun of 2.11 has no --shutdown-timeout
 # What the agent does has nothing to do with training, so these ranks need no torch.
 # They wait, report which signals they get, and take a given number of seconds to exit.
 #
-# .. literalinclude:: /../gallery/ddplab/labs/waiting_ranks.py
+# .. literalinclude:: /../gallery/ddplab/apparatus/waiting_ranks.py
 #    :language: python
 #    :pyobject: main
 

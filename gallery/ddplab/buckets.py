@@ -1,3 +1,3 @@
-"""The public address of bucket assignment: see :mod:`ddplab.model.buckets`."""
+"""The public address of bucket assignment: see :mod:`ddplab.model.assignment`."""
 
-from .model.buckets import *  # noqa: F403
+from .model.assignment import *  # noqa: F403

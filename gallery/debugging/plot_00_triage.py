@@ -30,8 +30,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, record
-from ddplab.labs.gaps import flat_weights, gap
-from ddplab.labs.postmortem import postmortem
+from ddplab.apparatus.gaps import flat_weights, gap
+from ddplab.apparatus.postmortem import postmortem
 from ddplab.runtime.needs import ON_CPU
 
 STEPS = 4
@@ -160,7 +160,7 @@ record("faults", tried=len(FAULTS) - 1)
 # ------------------
 
 # drawing
-from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
+from ddplab.apparatus.plotting import ACCENT, FAINT, INK, MUTED, describe, subplots
 
 TREE = {  # symptom: question, places to look
     "some ranks\nhave ended": (

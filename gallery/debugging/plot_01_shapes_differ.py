@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch, record
-from ddplab.labs.gloo import gloo_group
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.gloo import gloo_group
+from ddplab.apparatus.postmortem import postmortem, report
 
 
 def wrong(samples, timeout_s=60):

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch, record
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.postmortem import postmortem, report
 
 SHORT_S = 3  # by default 30 minutes
 

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
-from ddplab.labs.gloo import gloo_group, shorten
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.gloo import gloo_group, shorten
+from ddplab.apparatus.postmortem import postmortem, report
 
 BATCHES, EPOCHS = [3, 3, 4], 3
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.postmortem import postmortem, report
 from ddplab.runtime.needs import ON_CPU
 
 MEMBERS = [1, 2]

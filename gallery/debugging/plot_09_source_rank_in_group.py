@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab import device, launch, record
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.postmortem import postmortem, report
 
 
 def broadcast(members, who_calls, source):

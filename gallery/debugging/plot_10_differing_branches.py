@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
-from ddplab.labs.gloo import gloo_group, shorten
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.gloo import gloo_group, shorten
+from ddplab.apparatus.postmortem import postmortem, report
 
 VALIDATION = [[9, 7, 6, 5, 6], [8, 6, 7, 5, 6], [9, 8, 6, 5, 7]]  # by rank and epoch
 

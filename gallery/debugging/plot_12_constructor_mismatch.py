@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device
-from ddplab.labs.gloo import gloo_group
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.gloo import gloo_group
+from ddplab.apparatus.postmortem import postmortem, report
 
 SHARDS = {
     "rank 1 differs": [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2]],

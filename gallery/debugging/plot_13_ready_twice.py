@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 from ddplab import device
-from ddplab.labs.gaps import flat_gradients, gap
-from ddplab.labs.postmortem import postmortem
+from ddplab.apparatus.gaps import flat_gradients, gap
+from ddplab.apparatus.postmortem import postmortem
 
 
 class Tied(nn.Module):

@@ -21,9 +21,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device
-from ddplab.labs.gaps import flat_gradients, gap
-from ddplab.labs.gloo import gloo_group
-from ddplab.labs.postmortem import postmortem
+from ddplab.apparatus.gaps import flat_gradients, gap
+from ddplab.apparatus.gloo import gloo_group
+from ddplab.apparatus.postmortem import postmortem
 
 
 class Model(nn.Module):

@@ -24,9 +24,9 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device
-from ddplab.labs.gaps import flat_weights
-from ddplab.labs.gloo import gloo_group
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.gaps import flat_weights
+from ddplab.apparatus.gloo import gloo_group
+from ddplab.apparatus.postmortem import postmortem, report
 
 
 def load(net, state, strict=True, strip=False):

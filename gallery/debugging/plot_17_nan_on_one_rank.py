@@ -22,7 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.labs.gaps import flat_weights, gap
+from ddplab.apparatus.gaps import flat_weights, gap
 
 
 def all_finite(loss):

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device
-from ddplab.labs.gloo import gloo_group, shorten
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.gloo import gloo_group, shorten
+from ddplab.apparatus.postmortem import postmortem, report
 
 
 class Model(nn.Linear):

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.postmortem import postmortem, report
 
 
 def nothing(state, bucket):

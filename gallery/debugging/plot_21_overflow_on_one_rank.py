@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.labs.gaps import flat_weights, gap
+from ddplab.apparatus.gaps import flat_weights, gap
 
 
 def look(model, scaler, optimizer):

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from ddplab import launch
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.postmortem import postmortem, report
 
 LAST_RUN = """
 import time, torch, torch.distributed as dist

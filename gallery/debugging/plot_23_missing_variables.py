@@ -20,7 +20,7 @@ import subprocess
 import sys
 
 from ddplab import launch
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.postmortem import postmortem, report
 
 PROGRAM = 'import torch.distributed as dist; dist.init_process_group("gloo")'
 NEEDED = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]

@@ -15,7 +15,7 @@ It serves :ref:`faults`.
 # The timeout is 2 s.
 
 from ddplab import launch
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.postmortem import postmortem, report
 
 
 def train(missing):

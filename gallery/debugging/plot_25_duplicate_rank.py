@@ -14,7 +14,7 @@ It serves :ref:`faults`.
 # Four processes represent two machines with two each; only the wrong program gives its local rank to the group.
 
 from ddplab import launch
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.postmortem import postmortem, report
 
 
 def train(rank_of, world_size):

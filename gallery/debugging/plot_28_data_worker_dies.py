@@ -15,7 +15,7 @@ It serves :ref:`faults`.
 
 import re
 
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.postmortem import postmortem, report
 
 
 def train(end, workers=1):

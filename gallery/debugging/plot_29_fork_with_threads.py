@@ -17,7 +17,7 @@ It serves :ref:`faults`.
 import threading
 
 from ddplab import launch
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.postmortem import postmortem, report
 from ddplab.runtime.needs import ON_CPU
 
 

@@ -18,7 +18,7 @@ import re
 import tempfile
 
 from ddplab import launch
-from ddplab.labs.postmortem import postmortem
+from ddplab.apparatus.postmortem import postmortem
 
 
 def save(path, plain):

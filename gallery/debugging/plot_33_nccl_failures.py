@@ -17,9 +17,9 @@ It serves :ref:`faults`.
 from concurrent.futures import ThreadPoolExecutor
 
 from ddplab import record
+from ddplab.apparatus.nccl_faults import NOT_SHARED, log_of, shown
+from ddplab.apparatus.postmortem import postmortem, report
 from ddplab.diagnose import diagnose
-from ddplab.labs.nccl_faults import NOT_SHARED, log_of, shown
-from ddplab.labs.postmortem import postmortem, report
 from ddplab.runtime.needs import NotShownHere, needs_nccl_ranks
 
 BOUND_S = 40  # of a launch: a rank that still runs then has hung

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ddplab import record
-from ddplab.labs.gloo import gloo_group
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.gloo import gloo_group
+from ddplab.apparatus.postmortem import postmortem, report
 from ddplab.runtime.torch_private import flight_dump
 
 

@@ -20,7 +20,7 @@ import datetime
 
 import torch.distributed as dist
 
-from ddplab.labs.postmortem import postmortem
+from ddplab.apparatus.postmortem import postmortem
 
 
 def barrier(kind):

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplab.labs.gloo import gloo_group
-from ddplab.labs.postmortem import postmortem
+from ddplab.apparatus.gloo import gloo_group
+from ddplab.apparatus.postmortem import postmortem
 
 
 def another_size():

@@ -29,10 +29,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from ddplab.apparatus.gloo import gloo_group, shorten
+from ddplab.apparatus.postmortem import postmortem
 from ddplab.cli.flight import report_dumps
 from ddplab.flight import compare, dump_when_stuck, read_dumps, write_dump
-from ddplab.labs.gloo import gloo_group, shorten
-from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.torch_private import flight_trace
 
 

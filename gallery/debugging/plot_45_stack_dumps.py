@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ddplab.labs.postmortem import postmortem
+from ddplab.apparatus.postmortem import postmortem
 
 
 def train(folder):

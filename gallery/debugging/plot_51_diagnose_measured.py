@@ -43,9 +43,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import record
+from ddplab.apparatus.postmortem import postmortem
+from ddplab.apparatus.public_logs import by_frozen, count, load, right, wilson
 from ddplab.diagnose import diagnose
-from ddplab.labs.postmortem import postmortem
-from ddplab.labs.public_logs import by_frozen, count, load, right, wilson
 
 facts = load(os.environ.get("DDPLAB_PUBLIC_LOGS", ""))
 logs, stale = facts["logs"], facts["stale"]
@@ -113,7 +113,7 @@ record(seen_before=facts["seen_right_before_fixes"])
 # A bar is the share of right first answers of today's tool, a line its interval.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, name_rows, subplots
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, name_rows, subplots
 
 fig, ax = subplots(height_in=2.9)
 describe(

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients, flat_weights, gap
+from ddplab.apparatus.gaps import flat_gradients, flat_weights, gap
 from ddplab.runtime.torch_private import flight_records
 from ddplab.scratch.naive import DDP
 

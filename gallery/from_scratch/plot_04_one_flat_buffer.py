@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients
+from ddplab.apparatus.gaps import flat_gradients
 from ddplab.runtime.clock import now
 from ddplab.runtime.torch_private import flight_records
 from ddplab.scratch import flat, naive
@@ -87,7 +87,7 @@ record("µs", per_message=1e3 * slope)
 # The line shows what a message costs apart from its bytes.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, describe, subplots
+from ddplab.apparatus.plotting import ACCENT, INK, describe, subplots
 
 fig, ax = subplots(height_in=2.7)
 describe(

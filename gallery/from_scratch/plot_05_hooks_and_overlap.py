@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients, gap
-from ddplab.labs.heads import TwoHeads
+from ddplab.apparatus.gaps import flat_gradients, gap
+from ddplab.apparatus.heads import TwoHeads
 from ddplab.runtime.clock import now, seconds, stamp
 from ddplab.scratch import flat, overlap
 
@@ -87,7 +87,7 @@ assert all(ready <= launched for ready, launched in pairs)
 # Each row is a gradient, in the order in which they became ready.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
 
 fig, axes = subplots(2, 1, height_in=3.9, sharex=True)
 describe(fig, "When gradients are ready and messages travel on rank 0, in both stages")

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.apparatus.gaps import flat_gradients, gap
 from ddplab.scratch import buffers, overlap, unused
 
 WRAPPERS = {"overlap": overlap.DDP, "buffers": buffers.DDP, "torch": DistributedDataParallel}

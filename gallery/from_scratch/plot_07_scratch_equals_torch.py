@@ -104,7 +104,7 @@ record(numbers=numbers, steps=steps)
 # The first column of the table is the purple line below: it never leaves zero.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
 
 fig, axes = subplots(1, 3, height_in=2.9, sharey=True)
 describe(fig, "Largest difference between two trainings after each step, on 2, 3 and 4 ranks")

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record, scratch
-from ddplab.labs.gaps import flat_weights
+from ddplab.apparatus.gaps import flat_weights
 from ddplab.runtime.clock import now
 from ddplab.scratch import flat, naive, overlap
 
@@ -119,7 +119,15 @@ for title, model in MODELS.items():
 # A dot is a median, written at the right, and its line reaches from quartile to quartile; the axis is logarithmic.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, log_axis, name_rows, subplots
+from ddplab.apparatus.plotting import (
+    ACCENT,
+    INK,
+    MUTED,
+    describe,
+    log_axis,
+    name_rows,
+    subplots,
+)
 
 rows = [name for name in WRAPPERS if name != "torch"]
 fig, axes = subplots(1, 2, height_in=2.9, sharey=True)

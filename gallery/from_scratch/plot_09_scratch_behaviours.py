@@ -16,7 +16,7 @@ It serves :ref:`from-scratch-behaviours`.
 # ----------------
 # Each case is a short function that takes ``wrap``, which puts a model into the class under test.
 # It returns what that class left behind, here the gradients.
-# They are all in ``ddplab/labs/parity/rows``, each with the names of the tests in PyTorch that it follows.
+# They are all in ``ddplab/apparatus/parity/rows``, each with the names of the tests in PyTorch that it follows.
 
 import inspect
 import textwrap
@@ -25,8 +25,8 @@ from collections import Counter
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import record
-from ddplab.labs.parity.cases import BEHAVIOURS, observe_all
-from ddplab.labs.parity.observe import cell, same
+from ddplab.apparatus.parity.behaviors import BEHAVIOURS, observe_all
+from ddplab.apparatus.parity.observe import cell, same
 from ddplab.scratch import DDP
 
 print(inspect.getsource(BEHAVIOURS["Two forwards, two backwards"].run))

@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.next_word import Transformer, loader
-from ddplab.labs.profiled import line, profiled
+from ddplab.apparatus.next_word import Transformer, loader
+from ddplab.apparatus.profiled import line, profiled
 
 RANKS, BATCH, TOKENS, WORDS, WIDTH = 2, 16, 32, 64, 128
 WAIT, WARMUP, ACTIVE = 2, 1, 5  # steps that the profiler ignores, warms up on, and keeps
@@ -36,7 +36,7 @@ SENDS = {"c10d::broadcast_": "broadcast", "c10d::allreduce_": "all_reduce"}  # c
 # %%
 # The run
 # -------
-# The model, a transformer of three layers (``ddplab.labs.next_word``), reads word numbers and predicts, at each position, the next one.
+# The model, a transformer of three layers (``ddplab.apparatus.next_word``), reads word numbers and predicts, at each position, the next one.
 # The data follows a rule that can be learned: word :math:`w` is followed by :math:`5w + 7`, modulo the number of words.
 
 
@@ -112,7 +112,7 @@ record(allreduces=len(spans["c10d::allreduce_"]) // ACTIVE)
 # The step of median length: the lines of the loop, and below them the collectives.
 
 # drawing
-from ddplab.labs.plotting import FAINT, INK, RANK_COLORS, describe, subplots
+from ddplab.apparatus.plotting import FAINT, INK, RANK_COLORS, describe, subplots
 
 whole = [log[1] - data[0] for data, log in zip(spans["data"], spans["log"], strict=True)]
 step = sorted(range(ACTIVE), key=whole.__getitem__)[ACTIVE // 2]

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_weights
+from ddplab.apparatus.gaps import flat_weights
 
 SAMPLES, FEATURES = 1920, 4
 
@@ -88,7 +88,7 @@ record(loss=losses["1 × 32", torch.float32][-1], loss_big=losses["4 × 32", tor
 # Above the losses in single precision, below the gaps in both; where a gap is zero, nothing is drawn.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
 
 fig, (above, below) = subplots(2, 1, height_in=5.2, sharex=True)
 describe(fig, "Losses of the four runs, and how far their weights are from those of one rank")

@@ -93,7 +93,7 @@ assert waiting_us[8] < waiting_us[1] / 4
 # Each bar is the time that one sample costs.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
 
 fig, ax = subplots(height_in=3.4)
 describe(fig, "Time per sample against the number of micro-batches, computing and waiting")

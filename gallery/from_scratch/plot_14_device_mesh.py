@@ -4,7 +4,7 @@ A device mesh that you ask by name
 
 Once a rank has two roles (which replica, which position in it), what keeps track of the numbers?
 A mesh does: it arranges the ranks along named axes, and each axis has a process group.
-This lab uses a small cached mesh, ``ddplab.labs.mesh``, and shows what goes wrong without it.
+This lab uses a small cached mesh, ``ddplab.apparatus.mesh``, and shows what goes wrong without it.
 It serves :ref:`from-scratch-mesh`.
 
 A mesh arranges the ranks in a grid with named axes, and each row along an axis is a process group.
@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.mesh import named_mesh
+from ddplab.apparatus.mesh import named_mesh
 from ddplab.runtime.needs import ON_CPU
 
 RANKS = 4

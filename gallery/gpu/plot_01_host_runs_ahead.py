@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ddplab import device, launch, record
-from ddplab.labs.gpu import gpu_times_ms, needs_gpus, repeats, worlds
-from ddplab.labs.plotting import ACCENT, FAINT, INK, describe, name_rows, subplots
+from ddplab.apparatus.gpu import gpu_times_ms, needs_gpus, repeats, worlds
+from ddplab.apparatus.plotting import ACCENT, FAINT, INK, describe, name_rows, subplots
 from ddplab.runtime.clock import now
 
 SIZE, BUSY_MS = 4096, 20

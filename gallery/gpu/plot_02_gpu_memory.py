@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gpt import GPT
-from ddplab.labs.gpu import needs_gpus, worlds
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.gpt import GPT
+from ddplab.apparatus.gpu import needs_gpus, worlds
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.runtime.clock import now
 
 MODEL = {"width": 1024, "layers": 8, "heads": 16, "tokens": 512, "vocabulary": 16384}

@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gpu import (
+from ddplab.apparatus.gpu import (
     DDP_WARM_UP,
     gpu_times_ms,
     host_time_ms,
@@ -37,7 +37,7 @@ from ddplab.labs.gpu import (
     operators,
     worlds,
 )
-from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, name_rows, subplots
+from ddplab.apparatus.plotting import ACCENT, FAINT, INK, MUTED, describe, name_rows, subplots
 
 SHAPES = {"many small": (64, 256, 32), "few large": (8, 4096, 2048)}  # layers, width, batch
 

@@ -29,9 +29,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
-from ddplab.labs.gpt import GPT
-from ddplab.labs.gpu import DDP_WARM_UP, gpu_times_ms, needs_gpus, worlds
-from ddplab.labs.plotting import ACCENT, INK, describe, name_rows, subplots
+from ddplab.apparatus.gpt import GPT
+from ddplab.apparatus.gpu import DDP_WARM_UP, gpu_times_ms, needs_gpus, worlds
+from ddplab.apparatus.plotting import ACCENT, INK, describe, name_rows, subplots
 from ddplab.runtime.clock import now
 
 MODEL = {"width": 2048, "layers": 8, "heads": 16, "tokens": 1024, "vocabulary": 16384}

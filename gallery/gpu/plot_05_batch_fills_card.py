@@ -25,9 +25,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gpt import GPT
-from ddplab.labs.gpu import DDP_WARM_UP, gpu_times_ms, host_time_ms, needs_gpus, worlds
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, log_axis, subplots
+from ddplab.apparatus.gpt import GPT
+from ddplab.apparatus.gpu import DDP_WARM_UP, gpu_times_ms, host_time_ms, needs_gpus, worlds
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, log_axis, subplots
 
 MODEL = {"width": 768, "layers": 12, "heads": 12, "tokens": 256, "vocabulary": 8192}
 MOST = 512

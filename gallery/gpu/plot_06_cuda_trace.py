@@ -31,9 +31,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ddplab import device, launch, record
-from ddplab.labs.gpt import GPT
-from ddplab.labs.gpu import DDP_WARM_UP, needs_gpus, worlds
-from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, name_rows, subplots
+from ddplab.apparatus.gpt import GPT
+from ddplab.apparatus.gpu import DDP_WARM_UP, needs_gpus, worlds
+from ddplab.apparatus.plotting import (
+    ACCENT,
+    INK,
+    MUTED,
+    RANK_COLORS,
+    describe,
+    name_rows,
+    subplots,
+)
 from ddplab.trace import lateness, read_trace, steps
 
 MODEL = {"width": 1024, "layers": 8, "heads": 16, "tokens": 512, "vocabulary": 8192}

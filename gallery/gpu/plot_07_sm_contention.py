@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 
 from ddplab import device, launch, record
-from ddplab.labs.copy_kernel import copy_on
-from ddplab.labs.gpu import gpu_times_ms, needs_gpus
-from ddplab.labs.plotting import ACCENT, INK, describe, log_axis, subplots
+from ddplab.apparatus.copy_kernel import copy_on
+from ddplab.apparatus.gpu import gpu_times_ms, needs_gpus
+from ddplab.apparatus.plotting import ACCENT, INK, describe, log_axis, subplots
 from ddplab.runtime.clock import now, seconds, stamp
 
 SIZE = 4096

@@ -26,8 +26,8 @@ from pathlib import Path
 import torch
 
 from ddplab import device, launch, record
-from ddplab.labs.gpu import gpu_times_ms, host_time_ms, needs_gpus, repeats
-from ddplab.labs.plotting import ACCENT, INK, describe, name_rows, subplots
+from ddplab.apparatus.gpu import gpu_times_ms, host_time_ms, needs_gpus, repeats
+from ddplab.apparatus.plotting import ACCENT, INK, describe, name_rows, subplots
 from ddplab.runtime.clock import now
 from ddplab.runtime.gpus import nvidia_smi
 

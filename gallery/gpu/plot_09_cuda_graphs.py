@@ -25,8 +25,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gpu import DDP_WARM_UP, gpu_times_ms, host_time_ms, needs_gpus, worlds
-from ddplab.labs.plotting import ACCENT, FAINT, INK, describe, name_rows, subplots
+from ddplab.apparatus.gpu import DDP_WARM_UP, gpu_times_ms, host_time_ms, needs_gpus, worlds
+from ddplab.apparatus.plotting import ACCENT, FAINT, INK, describe, name_rows, subplots
 from ddplab.runtime.clock import now
 
 LAYERS, WIDTH, BATCH = 48, 256, 32

@@ -27,9 +27,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gpt import GPT
-from ddplab.labs.gpu import DDP_WARM_UP, gpu_times_ms, needs_gpus
-from ddplab.labs.plotting import ACCENT, INK, describe, name_rows, subplots
+from ddplab.apparatus.gpt import GPT
+from ddplab.apparatus.gpu import DDP_WARM_UP, gpu_times_ms, needs_gpus
+from ddplab.apparatus.plotting import ACCENT, INK, describe, name_rows, subplots
 from ddplab.runtime.clock import now
 
 MODEL = {"width": 1024, "layers": 8, "heads": 16, "tokens": 512, "vocabulary": 8192}

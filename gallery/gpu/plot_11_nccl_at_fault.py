@@ -28,13 +28,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ddplab import launch, record
+from ddplab.apparatus.nccl_faults import NOT_SHARED, log_of, shown
+from ddplab.apparatus.postmortem import postmortem, report
 from ddplab.diagnose import diagnose
 from ddplab.flight import DumpError, compare, read_dumps
-from ddplab.labs.nccl_faults import NOT_SHARED, log_of, shown
-from ddplab.labs.postmortem import postmortem, report
-from ddplab.ranks import ranks_text
 from ddplab.runtime.gpus import cards
 from ddplab.runtime.needs import NotShownHere, needs_nccl_ranks
+from ddplab.wording import ranks_text
 
 TIMEOUT_S = 10  # of the process group, which ranks must also form in that time
 BOUND_S = 40  # of a launch: a rank that still runs then has hung

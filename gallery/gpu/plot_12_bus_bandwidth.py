@@ -25,9 +25,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gpt import GPT
-from ddplab.labs.gpu import DDP_WARM_UP, gpu_times_ms, needs_gpus
-from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.apparatus.gpt import GPT
+from ddplab.apparatus.gpu import DDP_WARM_UP, gpu_times_ms, needs_gpus
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
 from ddplab.model.fit import fit_link
 from ddplab.model.link import bus_bandwidth
 

@@ -35,9 +35,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ddplab import device, launch, record
-from ddplab.labs.gpt import GPT
-from ddplab.labs.gpu import needs_gpus, worlds
-from ddplab.labs.plotting import ACCENT, FAINT, INK, describe, name_rows, subplots
+from ddplab.apparatus.gpt import GPT
+from ddplab.apparatus.gpu import needs_gpus, worlds
+from ddplab.apparatus.plotting import ACCENT, FAINT, INK, describe, name_rows, subplots
 
 MODEL = {"width": 1024, "layers": 16, "heads": 16, "tokens": 256, "vocabulary": 8192}
 LIMIT_MIB = 12288

@@ -41,9 +41,9 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, Dataset
 
 from ddplab import device, launch, record
-from ddplab.labs.copy_kernel import copy_on
-from ddplab.labs.gpu import gpu_times_ms, needs_gpus, repeats
-from ddplab.labs.plotting import ACCENT, FAINT, INK, describe, name_rows, subplots
+from ddplab.apparatus.copy_kernel import copy_on
+from ddplab.apparatus.gpu import gpu_times_ms, needs_gpus, repeats
+from ddplab.apparatus.plotting import ACCENT, FAINT, INK, describe, name_rows, subplots
 from ddplab.runtime.clock import now
 
 IMAGE, BATCH = 256, 16

@@ -34,8 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from ddplab import device, launch, record
-from ddplab.buckets import MIB, assign
-from ddplab.labs.plotting import (
+from ddplab.apparatus.plotting import (
     ACCENT,
     INK,
     MUTED,
@@ -45,6 +44,7 @@ from ddplab.labs.plotting import (
     name_rows,
     subplots,
 )
+from ddplab.buckets import MIB, assign
 from ddplab.runtime.group import gpu_uuid
 from ddplab.runtime.needs import needs_nccl_ranks
 from ddplab.runtime.torch_private import ddp_facts

@@ -86,7 +86,7 @@ record(loss_averaged=together, loss_alone_best=min(alone))
 # On the right is the weight that ends furthest apart, as each rank holds it.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
+from ddplab.apparatus.plotting import ACCENT, INK, RANK_COLORS, describe, subplots
 
 fig, (left, right) = subplots(1, 2, height_in=3.2)
 describe(fig, "The gap between replicas over the steps, and the paths of one of their weights")

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients
+from ddplab.apparatus.gaps import flat_gradients
 
 RANKS = 4
 EQUAL, UNEQUAL = [12] * RANKS, [24, 12, 8, 4]  # samples per rank
@@ -105,7 +105,7 @@ record("epsilons", equal_float64=error64 / eps64, equal_float32=error32 / eps32)
 # An error of zero would lie on the left edge; no case has it.
 
 # drawing
-from ddplab.labs.plotting import (
+from ddplab.apparatus.plotting import (
     ACCENT,
     FAINT,
     INK,

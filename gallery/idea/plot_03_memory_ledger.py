@@ -114,7 +114,7 @@ record("GiB", views_7b=sum(per_parameter["Adam, DDP, views"]) * gib)
 # A box is one float32 number per parameter.
 
 # drawing
-from ddplab.labs.plotting import (
+from ddplab.apparatus.plotting import (
     ACCENT,
     FAINT,
     INK,

@@ -18,7 +18,7 @@ import statistics
 import time
 
 from ddplab import launch, record
-from ddplab.labs.recipes import torchrun
+from ddplab.apparatus.recipes import torchrun
 from ddplab.runtime.needs import ON_CPU
 
 # %%
@@ -97,7 +97,7 @@ print(f"torchrun, same ranks   {1e3 * torchrun_s:6.0f} ms (median of {len(cold)}
 # Each dot below is one start.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, MUTED, subplots
+from ddplab.apparatus.plotting import ACCENT, MUTED, subplots
 
 fig, ax = subplots(height_in=1.7)
 for row, (times, color) in enumerate([(cold, MUTED), (warm, ACCENT)]):

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch
-from ddplab.labs.chunks import draw_chunks, my_chunks, on_device
+from ddplab.apparatus.chunks import draw_chunks, my_chunks, on_device
 
 RANKS = 4
 
@@ -71,7 +71,7 @@ for name in held[0]:
 
 
 # drawing
-from ddplab.labs.plotting import describe, subplots
+from ddplab.apparatus.plotting import describe, subplots
 
 
 def at(rank, piece):

@@ -25,7 +25,13 @@ import torch.distributed as dist
 from torch.distributed import P2POp, irecv, isend
 
 from ddplab import launch, record
-from ddplab.labs.chunks import draw_chunks, draw_key, draw_ring_moves, my_chunks, on_device
+from ddplab.apparatus.chunks import (
+    draw_chunks,
+    draw_key,
+    draw_ring_moves,
+    my_chunks,
+    on_device,
+)
 
 
 def ring_all_reduce(x, watch=lambda *what: None):
@@ -72,7 +78,7 @@ for step in range(1, 7):
 # An arrow that leaves below rank 3 enters above rank 0, which closes the ring.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
 
 fig, axes = subplots(2, 4, height_in=4.4)
 describe(fig, "What four ranks hold at the start and after each step of a ring all-reduce")

@@ -115,7 +115,7 @@ record(unit="MiB", model=sum(sizes) / MIB, largest=max(in_each) / MIB)
 # Above, the one bucket of the first iteration; below, those of the later ones, in the order in which they leave.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, label, subplots
+from ddplab.apparatus.plotting import ACCENT, INK, label, subplots
 
 layers = [int(name.split(".")[1]) for name, _ in transformer()[0].named_parameters()]
 

@@ -113,7 +113,7 @@ for timelines, _ in ranks:
 # A dot marks the moment it was ready, the thin line its wait, and the bar its bucket on the way.
 
 # drawing
-from ddplab.labs.plotting import INK, MUTED, RANK_COLORS, subplots
+from ddplab.apparatus.plotting import INK, MUTED, RANK_COLORS, subplots
 
 fig, axes = subplots(2, RANKS, height_in=4.6, sharex=True, sharey=True)
 for step, row in zip((0, middle), axes, strict=True):

@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients, flat_weights, gap
+from ddplab.apparatus.gaps import flat_gradients, flat_weights, gap
 from ddplab.runtime.torch_private import flight_records
 
 RANKS, STEPS = 3, 4
@@ -140,7 +140,7 @@ assert gap([states for *_, states in control]) > 0
 # The same over all steps; the gray bands are the backwards.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, FAINT, MUTED, subplots
+from ddplab.apparatus.plotting import ACCENT, FAINT, MUTED, subplots
 
 fig, (top, bottom) = subplots(2, 1, height_in=4.2, sharex=True)
 x = [step + at for step in range(STEPS) for at in (0.3, 0.55, 0.8, 1.0)]

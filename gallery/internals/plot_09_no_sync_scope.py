@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.apparatus.gaps import flat_gradients, gap
 from ddplab.runtime.torch_private import flight_records
 
 
@@ -87,7 +87,7 @@ record("all-reduces", backward_only=counts[1], forward_only=counts[2])
 # The forward decides: it prepares the reducer or does not, and backward follows what the forward left.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, MUTED, name_rows, subplots
+from ddplab.apparatus.plotting import ACCENT, MUTED, name_rows, subplots
 
 fig, (left, right) = subplots(1, 2, height_in=2.3, sharey=True)
 for ax, values, form in ((left, counts, "{}"), (right, gaps, "{:.2f}")):

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.heads import TwoHeads
+from ddplab.apparatus.heads import TwoHeads
 from ddplab.runtime.torch_private import flight_records
 
 PATTERNS = {
@@ -136,7 +136,7 @@ assert unused is None
 # The bars are norms of gradients: before the reduction on each rank, and after it (equal on both ranks).
 
 # drawing
-from ddplab.labs.plotting import FAINT, MUTED, RANK_COLORS, label, subplots
+from ddplab.apparatus.plotting import FAINT, MUTED, RANK_COLORS, label, subplots
 
 ticks = {}
 fig, ax = subplots(height_in=2.7)

@@ -79,7 +79,7 @@ record(rank_0=default[0][-1], rank_1=default[1][-1], rank_1_off=off[1][-1])
 # The left panel is a zigzag: in each forward rank 1 takes a step toward its own mean, and the next forward discards that step.
 
 # drawing
-from ddplab.labs.plotting import MUTED, RANK_COLORS, subplots
+from ddplab.apparatus.plotting import MUTED, RANK_COLORS, subplots
 
 fig, axes = subplots(1, 2, height_in=3.0, sharey=True)
 at = [step + shift for step in range(STEPS) for shift in (0.05, 0.95)]

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
-from ddplab.labs.gaps import flat_gradients
+from ddplab.apparatus.gaps import flat_gradients
 
 
 def averaged(tensor):
@@ -101,7 +101,7 @@ print(f"{'float32':10} {exact.numel() * 4:25}  {0:21}  {0:11.1%}")
 # A line is the median error of a group; the band contains eight of ten of its elements.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, MUTED, subplots
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, subplots
 
 fig, ax = subplots(height_in=3.2)
 group = (2 * exact.abs().log10()).floor()

@@ -104,7 +104,7 @@ assert fewer[1]["gradients"] == [1.0] * 4
 # Each square is a batch, and the number in it the gradient that came out.
 
 # drawing
-from ddplab.labs.plotting import FAINT, RANK_COLORS, label, name_rows, subplots
+from ddplab.apparatus.plotting import FAINT, RANK_COLORS, label, name_rows, subplots
 
 fig, axes = subplots(3, 1, height_in=3.9, sharex=True)
 titles = ["Without join: rank 1 waits, then fails", "join(): divided by 2"]

@@ -77,7 +77,15 @@ record("collectives", constructor=phases.count("constructor"), total=len(phases)
 # The same log as a picture: filled bars are all-reduces, hatched ones broadcasts and all-gathers.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, label, name_rows, subplots
+from ddplab.apparatus.plotting import (
+    ACCENT,
+    INK,
+    MUTED,
+    RANK_COLORS,
+    label,
+    name_rows,
+    subplots,
+)
 
 GRADIENTS, OTHER = {"color": ACCENT}, {"color": "none", "edgecolor": MUTED, "hatch": "///"}
 BESIDE = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 8.5}

@@ -77,7 +77,7 @@ for cap, (graphs, buckets) in splits.items():
 # Each panel is a cap: above DDP's buckets, below the graphs.
 
 # drawing
-from ddplab.labs.plotting import ACCENT, MUTED, label, name_rows, subplots
+from ddplab.apparatus.plotting import ACCENT, MUTED, label, name_rows, subplots
 
 fig, axes = subplots(len(splits), 1, height_in=3.6, sharex=True)
 for ax, (cap, (graphs, buckets)) in zip(axes, splits.items(), strict=True):

@@ -23,8 +23,8 @@ from itertools import pairwise
 from statistics import median
 
 from ddplab import record
-from ddplab.labs.plotting import ACCENT, MUTED, describe, name_rows, subplots
-from ddplab.labs.public_traces import FOLDER, JOBS, public_trace
+from ddplab.apparatus.plotting import ACCENT, MUTED, describe, name_rows, subplots
+from ddplab.apparatus.public_traces import FOLDER, JOBS, public_trace
 from ddplab.trace import steps
 
 traces = {name: public_trace(name) for name in JOBS}

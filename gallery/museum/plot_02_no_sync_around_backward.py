@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.profiler import ProfilerActivity, profile
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.apparatus.gaps import flat_gradients, gap
 
 MICRO = 4
 

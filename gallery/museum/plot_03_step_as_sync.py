@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_weights, gap
+from ddplab.apparatus.gaps import flat_weights, gap
 from ddplab.runtime.torch_private import flight_records
 
 STEPS, MICRO = 40, 4

@@ -24,7 +24,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_weights, gap
+from ddplab.apparatus.gaps import flat_weights, gap
 from ddplab.runtime.torch_private import flight_records
 
 STEPS = 40

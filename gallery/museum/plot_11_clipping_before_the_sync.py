@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.apparatus.gaps import flat_gradients, gap
 
 RANKS, MICRO, MAX_NORM, MAX_VALUE = 4, 4, 1.0, 0.1
 

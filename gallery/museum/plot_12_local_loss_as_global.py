@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_weights, gap
+from ddplab.apparatus.gaps import flat_weights, gap
 
 RANKS, EPOCHS, SAMPLES, BATCH = 3, 40, 64, 16
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.apparatus.gaps import flat_gradients, gap
 
 RANKS, MICRO, WORDS, LONGEST = 3, 2, 12, 16
 PADDING = -100  # the target that cross_entropy ignores

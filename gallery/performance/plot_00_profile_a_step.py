@@ -31,8 +31,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, record_function, schedule
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, RANK_COLORS, describe, subplots
-from ddplab.labs.traces import communication, spans, steps_in, transfers
+from ddplab.apparatus.plotting import (
+    ACCENT,
+    FAINT,
+    INK,
+    MUTED,
+    RANK_COLORS,
+    describe,
+    subplots,
+)
+from ddplab.apparatus.traces import communication, spans, steps_in, transfers
 from ddplab.runtime.clock import now
 from ddplab.runtime.slowlink import SlowLink
 
@@ -106,7 +114,7 @@ with tempfile.TemporaryDirectory() as folder:
 # %%
 # What was kept
 # -------------
-# The trace marks each step that it holds as ``ProfilerStep#n``; ``ddplab.labs.traces`` reads it.
+# The trace marks each step that it holds as ``ProfilerStep#n``; ``ddplab.apparatus.traces`` reads it.
 
 happened, operators = runs["plain"][0]
 files = [steps_in(trace) for trace in traces["plain"]]

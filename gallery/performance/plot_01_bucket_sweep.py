@@ -24,11 +24,19 @@ import statistics
 import torch
 
 from ddplab import launch, record
+from ddplab.apparatus.over_link import over_link, timed_step
+from ddplab.apparatus.plotting import (
+    ACCENT,
+    INK,
+    MUTED,
+    RANK_COLORS,
+    describe,
+    log_axis,
+    subplots,
+)
+from ddplab.apparatus.sleeping import SleepingLayers
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from ddplab.labs.over_link import over_link, timed_step
-from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, log_axis, subplots
-from ddplab.labs.sleeping import SleepingLayers
 
 LAYERS, LAYER_BYTES, FORWARD_S, BACKWARD_S = 24, 2**16, 6e-3, 48e-3
 LATENCY_S, BYTES_S = 2e-3, 48e-3

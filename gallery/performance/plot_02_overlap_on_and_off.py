@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch, record
+from ddplab.apparatus.over_link import over_link, timed_step
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.sleeping import SleepingLayers
 from ddplab.costmodel import Link, bucketed, equal_layers, simulate_step
-from ddplab.labs.over_link import over_link, timed_step
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.labs.sleeping import SleepingLayers
 
 BUCKETS, NBYTES, BACKWARD_S, ROUNDS = 8, 2**13, 40e-3, 7
 LINKS_S = (20e-3, 40e-3, 60e-3, 80e-3)  # what the link needs for all buckets

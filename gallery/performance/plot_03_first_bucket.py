@@ -23,11 +23,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import launch, record
+from ddplab.apparatus.over_link import over_link, timed_step
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, name_rows, subplots
+from ddplab.apparatus.sleeping import SleepingLayers
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, equal_layers, simulate_step
-from ddplab.labs.over_link import over_link, timed_step
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, name_rows, subplots
-from ddplab.labs.sleeping import SleepingLayers
 from ddplab.runtime.torch_private import ddp_facts, torch_assign
 
 ALL = 1000  # a cap in MiB that nothing reaches

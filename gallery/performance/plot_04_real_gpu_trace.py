@@ -21,10 +21,10 @@ The traces are public profiler traces of real jobs with NCCL, from HolisticTrace
 
 # runs nothing: recorded traces of real GPUs
 from ddplab import record
+from ddplab.apparatus.plotting import ACCENT, RANK_COLORS, describe, name_rows, subplots
+from ddplab.apparatus.public_traces import FOLDER, JOBS, SAMPLED, public_trace
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, assign
 from ddplab.cli.trace import show
-from ddplab.labs.plotting import ACCENT, RANK_COLORS, describe, name_rows, subplots
-from ddplab.labs.public_traces import FOLDER, JOBS, SAMPLED, public_trace
 from ddplab.trace import buckets, steps
 
 

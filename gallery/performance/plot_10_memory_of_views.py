@@ -28,8 +28,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.labs.storages import storage_bytes
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.storages import storage_bytes
 
 WIDTHS, STEPS = [256, 1024, 512, 512, 64], 4
 CASES = {  # gradients as views, set_to_none of zero_grad

@@ -26,8 +26,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients, flat_weights, gap
-from ddplab.labs.plotting import ACCENT, RANK_COLORS, describe, log_axis, subplots
+from ddplab.apparatus.gaps import flat_gradients, flat_weights, gap
+from ddplab.apparatus.plotting import ACCENT, RANK_COLORS, describe, log_axis, subplots
 
 RANKS, STEPS, CLIP = 3, 12, 1.0
 BAD = BAD_STEP, BAD_RANK = 5, 1

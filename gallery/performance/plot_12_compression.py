@@ -28,10 +28,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import LaunchError, device, launch, record
-from ddplab.labs.gaps import flat_gradients
-from ddplab.labs.over_link import DistOverLink
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.labs.postmortem import postmortem
+from ddplab.apparatus.gaps import flat_gradients
+from ddplab.apparatus.over_link import DistOverLink
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.postmortem import postmortem
 from ddplab.runtime.clock import now
 from ddplab.runtime.needs import ON_CPU
 from ddplab.runtime.slowlink import SlowLink

@@ -27,7 +27,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import ACCENT, FAINT, INK, describe, label, name_rows, subplots
+from ddplab.apparatus.plotting import ACCENT, FAINT, INK, describe, label, name_rows, subplots
 from ddplab.runtime.torch_private import aot_backend, set_ddp_optimizer
 
 LAYERS, RANKS = 6, 2

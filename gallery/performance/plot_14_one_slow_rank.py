@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.plotting import INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.apparatus.plotting import INK, MUTED, RANK_COLORS, describe, subplots
 
 
 def worker(sleeps_s):

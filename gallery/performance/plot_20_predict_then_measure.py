@@ -17,7 +17,7 @@ What it leaves out, such as copies and shared cores, makes a step longer.
 # ----------
 # In the first, twelve equal layers compute by sleeping.
 # The second is a small transformer, whose gradients have many sizes.
-# It computes a batch of one, and then waits until a slower device would have finished (``ddplab.labs.sleeping``), so that no other program on this machine changes how fast it is.
+# It computes a batch of one, and then waits until a slower device would have finished (``ddplab.apparatus.sleeping``), so that no other program on this machine changes how fast it is.
 
 from functools import partial
 from statistics import mean
@@ -26,11 +26,11 @@ import torch
 from torch import nn
 
 from ddplab import record
+from ddplab.apparatus.plotting import RANK_COLORS, describe, log_axis, subplots
+from ddplab.apparatus.sleeping import SleepingLayers, paced
+from ddplab.apparatus.timed_steps import time_steps
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, bucketed, simulate_step
-from ddplab.labs.plotting import RANK_COLORS, describe, log_axis, subplots
-from ddplab.labs.sleeping import SleepingLayers, paced
-from ddplab.labs.timed_steps import time_steps
 
 MODELS, RANKS, ROUNDS = ("layers", "transformer"), 2, 5
 
@@ -52,7 +52,7 @@ def build(name, scale=1):
 # ``time_steps`` runs all loads in turn, so that a busy moment of the machine hits all of them alike.
 # A communication hook emulates the link (``ddplab.runtime.slowlink``).
 #
-# .. literalinclude:: /../gallery/ddplab/labs/timed_steps.py
+# .. literalinclude:: /../gallery/ddplab/apparatus/timed_steps.py
 #    :language: python
 #    :pyobject: worker
 #

@@ -16,9 +16,9 @@ It serves :ref:`performance-validation`.
 # Every machine runs one rank of this program, which does a task as soon as a file of that name exists.
 # ``fit`` times all-reduces of several sizes, issued as DDP does: several at once, one after the other.
 # ``steps`` times steps of DDP for several bucket caps.
-# The layers compute by sleeping (``ddplab.labs.sleeping``), so that all ranks fit on the cores of one host.
+# The layers compute by sleeping (``ddplab.apparatus.sleeping``), so that all ranks fit on the cores of one host.
 #
-# .. literalinclude:: /../gallery/ddplab/labs/shaped_steps.py
+# .. literalinclude:: /../gallery/ddplab/apparatus/shaped_steps.py
 #    :language: python
 #    :start-at: def timed
 
@@ -28,11 +28,11 @@ from pathlib import Path
 from statistics import mean, median
 
 from ddplab import record
+from ddplab.apparatus import shaped_steps
+from ddplab.apparatus.machines import machines, torchrun
+from ddplab.apparatus.plotting import RANK_COLORS, describe, log_axis, subplots
 from ddplab.buckets import MIB
 from ddplab.costmodel import bucketed, equal_layers, fit_link, simulate_step
-from ddplab.labs import shaped_steps
-from ddplab.labs.machines import machines, torchrun
-from ddplab.labs.plotting import RANK_COLORS, describe, log_axis, subplots
 
 LAYERS, LAYER_BYTES, FORWARD_S, BACKWARD_S = 12, 2**16, 2e-3, 5e-3
 SIZES, AT_ONCE = [2**n for n in range(16, 20)], 3  # bytes, all-reduces

@@ -19,10 +19,10 @@ It serves :ref:`performance-published`.
 import numpy as np
 
 from ddplab import record
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.apparatus.published import fastest, fit_line, fit_three_lines, points, published
 from ddplab.buckets import MIB
 from ddplab.costmodel import fit_link
-from ddplab.labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
-from ddplab.labs.published import fastest, fit_line, fit_three_lines, points, published
 
 tables = published("published.json", "all-reduce")
 sources = sorted({table["source"]["repository"] for table in tables.values()})
@@ -57,7 +57,7 @@ record(rows=rows, near=near)
 # ----------------------------
 # *One line* is the chapter's model: ``ddplab.costmodel.fit_link`` fits one :math:`\alpha` and one :math:`B`.
 # *Three lines* knows that NCCL has three protocols and takes the one that it expects to be fastest: the time is the lowest of three lines.
-# Each line has a fixed cost, a cost per doubling of the nodes (the hops of a tree), and a cost per byte on the bus; ``ddplab.labs.published`` fits them to relative errors.
+# Each line has a fixed cost, a cost per doubling of the nodes (the hops of a tree), and a cost per byte on the bus; ``ddplab.apparatus.published`` fits them to relative errors.
 #
 # Sizes that the fit has not seen
 # -------------------------------

@@ -18,10 +18,10 @@ It serves :ref:`performance-published`.
 import numpy as np
 
 from ddplab import record
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.published import published
 from ddplab.buckets import MIB
 from ddplab.costmodel import Cluster, bucketed, equal_layers, simulate_step
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.labs.published import published
 
 tables = published("published.json", "training").values()
 record(tables=len(tables), sources=len({table["source"]["repository"] for table in tables}))

@@ -23,10 +23,10 @@ NCCL chooses by its own table, which has ranks, bytes and the card's rate, and n
 from statistics import mean
 
 from ddplab import record
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
+from ddplab.apparatus.published import points, published
 from ddplab.buckets import MIB
 from ddplab.costmodel import allreduce_seconds, nccl_choice
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
-from ddplab.labs.published import points, published
 
 SIZES = [2**k for k in range(10, 34)]
 

@@ -30,9 +30,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.data_parallel import data_parallel_step
-from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, describe, name_rows, subplots
-from ddplab.labs.storages import storage_bytes
+from ddplab.apparatus.data_parallel import data_parallel_step
+from ddplab.apparatus.plotting import ACCENT, FAINT, INK, MUTED, describe, name_rows, subplots
+from ddplab.apparatus.storages import storage_bytes
 from ddplab.runtime.clock import now
 from ddplab.runtime.needs import a_gpu_each
 from ddplab.runtime.torch_private import ddp_facts, flight_records
@@ -94,7 +94,7 @@ def fsdp():
 # ``nn.DataParallel`` is one process that needs several GPUs, so it is not run; this is its *idea*, written with ranks in place of GPUs.
 # Rank 0 owns the model: it hands out the weights, gathers the outputs, computes the loss alone, hands out its gradient, and collects the gradients of the weights.
 #
-# .. literalinclude:: /../gallery/ddplab/labs/data_parallel.py
+# .. literalinclude:: /../gallery/ddplab/apparatus/data_parallel.py
 #    :language: python
 #    :pyobject: data_parallel_step
 

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.apparatus.gaps import flat_gradients, gap
 from ddplab.runtime.clock import now
 from ddplab.runtime.slowlink import SlowLink
 

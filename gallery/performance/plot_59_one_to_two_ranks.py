@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_weights
+from ddplab.apparatus.gaps import flat_weights
 from ddplab.runtime.clock import now
 
 WIDTH, LAYERS, BATCH, ROUNDS, WARM = 512, 4, 256, 23, 3

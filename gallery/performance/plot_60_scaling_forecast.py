@@ -28,10 +28,10 @@ import torch
 import torch.distributed as dist
 
 from ddplab import device, launch, record
+from ddplab.apparatus.forecast import Fastest, slowest_of
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.buckets import MIB
 from ddplab.costmodel import bucketed, equal_layers, simulate_step
-from ddplab.labs.forecast import Fastest, slowest_of
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, subplots
 from ddplab.runtime.clock import now
 from ddplab.runtime.slowlink import SlowLink
 

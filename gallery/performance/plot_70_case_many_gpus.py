@@ -16,22 +16,22 @@ It serves :ref:`case-many-gpus`.
 
 # runs nothing: a model on rates of data sheets and on assumptions
 from ddplab import record
+from ddplab.apparatus import design_cases
+from ddplab.apparatus.design_cases import GB
+from ddplab.apparatus.forecast import Fastest, slowest_of
+from ddplab.apparatus.plotting import INK, describe, log_axis, subplots
 from ddplab.buckets import MIB
 from ddplab.costmodel import bucketed, equal_layers, simulate_step
-from ddplab.labs import cases
-from ddplab.labs.cases import GB
-from ddplab.labs.forecast import Fastest, slowest_of
-from ddplab.labs.plotting import INK, describe, log_axis, subplots
 
 N, LAYERS, WIDTH, WORDS, TOKENS = 1.3e9, 24, 2048, 50_000, 8 * 2048  # tokens of a GPU and step
 LATER, JITTER = 4, 0.02  # assumed: multiple of the latency, deviation of a rank's compute
 DATA, CAP = 100e9, 4e6  # tokens to train on; tokens of a step beyond which more teach little
 WORLDS = 8, 64, 512
-record(gpus=cases.NODE_GPUS, layers=LAYERS, width=WIDTH)
+record(gpus=design_cases.NODE_GPUS, layers=LAYERS, width=WIDTH)
 record("billion", parameters=N / 1e9, data=DATA / 1e9)
-record("GB", memory=cases.MEMORY / GB)
-record("TFLOP/s", peak=cases.PEAK_FLOPS / 1e12)
-record("%", mfu=100 * cases.MFU, share=100 * cases.SHARE, jitter=100 * JITTER)
+record("GB", memory=design_cases.MEMORY / GB)
+record("TFLOP/s", peak=design_cases.PEAK_FLOPS / 1e12)
+record("%", mfu=100 * design_cases.MFU, share=100 * design_cases.SHARE, jitter=100 * JITTER)
 record(later=LATER)
 record("tokens", rank_tokens=TOKENS)
 record("million tokens", cap=CAP / 1e6)
@@ -43,12 +43,12 @@ record("GPUs", fed=CAP / TOKENS)
 # Bytes per parameter: DDP 16, ZeRO-1 :math:`8 + 8/p`, FSDP :math:`16/p`, HSDP with a node as its group :math:`16/8`.
 # Autocast keeps a bf16 copy of the weights, 2 more, where they are whole; FSDP has two gathered layers at a time.
 
-live = cases.activation_bytes(TOKENS, WIDTH, LAYERS, WORDS)
+live = design_cases.activation_bytes(TOKENS, WIDTH, LAYERS, WORDS)
 SCHEMES = {  # bytes per parameter on 64 GPUs: state, copies in bf16
     "DDP": (16, 2),
     "ZeRO-1": (8 + 8 / 64, 2),
     "FSDP": (16 / 64, 2 * 2 / LAYERS),
-    "HSDP": (16 / cases.NODE_GPUS, 2 * 2 / LAYERS),
+    "HSDP": (16 / design_cases.NODE_GPUS, 2 * 2 / LAYERS),
 }
 ledger = {}
 print(f"GB on a rank   {'state':>7} {'bf16':>6} {'activations':>12} {'sum':>6}   on 64 GPUs")
@@ -57,7 +57,9 @@ for scheme, (state, copies) in SCHEMES.items():
     print(f"{scheme:14} {parts[0]:7.1f} {parts[1]:6.1f} {parts[2]:12.1f} {sum(parts):6.1f}")
     record("GB", **{f"sum_{scheme.lower().replace('-', '')}": sum(parts)})
 record("GB", state=ledger["DDP"][0], copies=ledger["DDP"][1], live=live / GB)
-record("billion", limit=(cases.MEMORY - live) / 18 / 1e9)  # parameters that DDP could hold
+record(
+    "billion", limit=(design_cases.MEMORY - live) / 18 / 1e9
+)  # parameters that DDP could hold
 
 # %%
 # A step
@@ -68,12 +70,12 @@ record("billion", limit=(cases.MEMORY - live) / 18 / 1e9)  # parameters that DDP
 
 def step(ranks, tokens, node_rate, nbytes=4 * N, cap=25 * MIB):
     """The predicted step, without the wait for a slow rank; `nbytes` of gradients."""
-    compute_s = 6 * N * tokens / (cases.PEAK_FLOPS * cases.MFU)
+    compute_s = 6 * N * tokens / (design_cases.PEAK_FLOPS * design_cases.MFU)
     gradients = equal_layers(8 * LAYERS, int(nbytes / (8 * LAYERS)), compute_s * 2 / 3)
-    hops = LATER * cases.INSIDE_S, cases.SHARE * cases.NVLINK
-    hops += LATER * cases.BETWEEN_S, cases.SHARE * node_rate
-    network = Fastest(ranks, cases.NODE_GPUS, hops) if ranks > 1 else None
-    adam_s = 28 * N / cases.MEMORY_RATE
+    hops = LATER * design_cases.INSIDE_S, design_cases.SHARE * design_cases.NVLINK
+    hops += LATER * design_cases.BETWEEN_S, design_cases.SHARE * node_rate
+    network = Fastest(ranks, design_cases.NODE_GPUS, hops) if ranks > 1 else None
+    adam_s = 28 * N / design_cases.MEMORY_RATE
     buckets = bucketed(gradients, cap)
     return simulate_step(compute_s / 3, gradients, buckets, network, optimizer_s=adam_s)
 
@@ -84,12 +86,12 @@ def step_s(ranks, tokens, node_rate, nbytes=4 * N, cap=25 * MIB):
     return done.step_s + JITTER * (done.forward_s + done.backward_s) * slowest_of(ranks)
 
 
-FAST = cases.NODE_GPUS * cases.NDR_PORT
+FAST = design_cases.NODE_GPUS * design_cases.NDR_PORT
 alone = step(1, TOKENS, FAST)
 LINES = {
     "eight ports of 400 Gbit/s": (FAST, 4 * N),
-    "one port of 100 Gbit/s": (cases.SLOW_PORT, 4 * N),
-    "the same, gradients in bf16": (cases.SLOW_PORT, 2 * N),
+    "one port of 100 Gbit/s": (design_cases.SLOW_PORT, 4 * N),
+    "the same, gradients in bf16": (design_cases.SLOW_PORT, 2 * N),
 }
 scaled = {
     n: [alone.step_s / step_s(p, TOKENS, *on) for p in WORLDS] for n, on in LINES.items()
@@ -110,9 +112,9 @@ record(
     sent_fast=1e3 * sent.communication_s,
     sent_512=1e3 * step(512, TOKENS, FAST).communication_s,
 )
-record("ms", bytes_fast=1e3 * 2 * 63 / 64 * 4 * N / (cases.SHARE * FAST))
+record("ms", bytes_fast=1e3 * 2 * 63 / 64 * 4 * N / (design_cases.SHARE * FAST))
 record("messages", messages=len(sent.timeline))
-record("ms", sent_slow=1e3 * step(64, TOKENS, cases.SLOW_PORT).communication_s)
+record("ms", sent_slow=1e3 * step(64, TOKENS, design_cases.SLOW_PORT).communication_s)
 
 # %%
 # The batch that is useful feeds 256 GPUs with all of these tokens, or 512 with half of them each, in buckets of 25 or of 100 MiB.
@@ -140,7 +142,7 @@ leaves = {
     "HSDP in bf16": 2 * (nodes - 1) / nodes * 2 * N,
 }
 for key, (name, nbytes) in zip(("ddp", "hook", "fsdp", "hsdp"), leaves.items(), strict=True):
-    wire_ms = 1e3 * nbytes / (cases.SHARE * cases.SLOW_PORT)
+    wire_ms = 1e3 * nbytes / (design_cases.SHARE * design_cases.SLOW_PORT)
     print(f"{name:22} {nbytes / GB:5.1f} GB a step, {wire_ms:5.0f} ms on 100 Gbit/s")
     record("GB", **{f"leaves_{key}": nbytes / GB})
     record("ms", **{f"wire_{key}": wire_ms})
@@ -151,8 +153,8 @@ for key, (name, nbytes) in zip(("ddp", "hook", "fsdp", "hsdp"), leaves.items(), 
 # drawing
 fig, (left, right) = subplots(1, 2, height_in=3.2)
 describe(fig, "Memory of four schemes, and the share of linear scaling on 8, 64 and 512 GPUs")
-cases.stacked(left, ledger, ("state", "bf16", "activations"))
-left.axvline(cases.MEMORY / GB, color=INK, ls="--", lw=1)
+design_cases.stacked(left, ledger, ("state", "bf16", "activations"))
+left.axvline(design_cases.MEMORY / GB, color=INK, ls="--", lw=1)
 left.set(xlim=(0, 85), xlabel="GB on a GPU, of 80; 64 GPUs")
 left.set_title("All four fit")
 for (name, shares), style in zip(scaled.items(), ("o-", "s-", "^--"), strict=True):

@@ -16,11 +16,11 @@ It serves :ref:`case-forty-percent`.
 
 # runs nothing: a model on an interviewer's numbers
 from ddplab import record
+from ddplab.apparatus.design_cases import BETWEEN_S, GB, INSIDE_S
+from ddplab.apparatus.forecast import Fastest, slowest_of
+from ddplab.apparatus.plotting import ACCENT, INK, MUTED, describe, name_rows, subplots
 from ddplab.buckets import MIB
 from ddplab.costmodel import Cluster, bucketed, equal_layers, simulate_step
-from ddplab.labs.cases import BETWEEN_S, GB, INSIDE_S
-from ddplab.labs.forecast import Fastest, slowest_of
-from ddplab.labs.plotting import ACCENT, INK, MUTED, describe, name_rows, subplots
 
 NBYTES, LAYERS, NODES, GPUS = 4 * 1.3e9, 24, 32, 8
 FORWARD_S, BACKWARD_S, OPTIMIZER_S, SEEN_S = 0.125, 0.250, 0.025, 1.0

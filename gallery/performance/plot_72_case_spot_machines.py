@@ -17,7 +17,7 @@ It serves :ref:`case-spot-machines`.
 
 # runs nothing: a model on assumptions and a published count of failures
 from ddplab import record
-from ddplab.labs.plotting import ACCENT, MUTED, RANK_COLORS, describe, log_axis, subplots
+from ddplab.apparatus.plotting import ACCENT, MUTED, RANK_COLORS, describe, log_axis, subplots
 from ddplab.model.interval import lost_fraction, young_s
 
 MINUTE, HOUR, DAY, GB = 60, 3600, 86400, 1e9

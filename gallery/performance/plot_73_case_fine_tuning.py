@@ -17,19 +17,24 @@ It serves :ref:`case-fine-tuning`.
 
 # runs nothing: a model on rates of data sheets and on assumptions
 from ddplab import record
-from ddplab.labs import cases
-from ddplab.labs.cases import GB
-from ddplab.labs.plotting import INK, describe, subplots
+from ddplab.apparatus import design_cases
+from ddplab.apparatus.design_cases import GB
+from ddplab.apparatus.plotting import INK, describe, subplots
 
 N, LAYERS, WIDTH, INNER, WORDS, RANK = 7e9, 32, 4096, 11008, 32_000, 16
 # Of a GPU and step; three epochs; tuned models.
 TOKENS, DATA, VARIANTS = 4 * 2048, 3 * 50e6, 20
-GPUS = cases.NODE_GPUS
+GPUS = design_cases.NODE_GPUS
 ADAPTER = LAYERS * RANK * (4 * 2 * WIDTH + 3 * (WIDTH + INNER))  # four square, three long
 record("billion", parameters=N / 1e9)
 record("million", adapter=ADAPTER / 1e6, data=DATA / 1e6)
-record("%", adapter_share=100 * ADAPTER / N, mfu=100 * cases.MFU, share=100 * cases.SHARE)
-record("GB", memory=cases.MEMORY / GB, small_card=24)
+record(
+    "%",
+    adapter_share=100 * ADAPTER / N,
+    mfu=100 * design_cases.MFU,
+    share=100 * design_cases.SHARE,
+)
+record("GB", memory=design_cases.MEMORY / GB, small_card=24)
 record("tokens", rank_tokens=TOKENS)
 record(gpus=GPUS, rank=RANK, layers=LAYERS, variants=VARIANTS)
 
@@ -39,7 +44,7 @@ record(gpus=GPUS, rank=RANK, layers=LAYERS, variants=VARIANTS)
 # FSDP has two gathered layers at a time. *Checkpointed* means activations: each layer is computed again in the backward.
 
 all_kept, less_kept = (
-    cases.activation_bytes(TOKENS, WIDTH, LAYERS, WORDS, checkpointed=cut)
+    design_cases.activation_bytes(TOKENS, WIDTH, LAYERS, WORDS, checkpointed=cut)
     for cut in (False, True)
 )
 gathered = 2 * 2 * N / LAYERS
@@ -68,7 +73,7 @@ STEPS = {"full": 6, "adapters": 4, "full, checkpointed": 8, "adapters, checkpoin
 for key, (name, per_weight) in zip(
     ("full", "adapters", "full_again", "adapters_again"), STEPS.items(), strict=True
 ):
-    step_s = per_weight * N * TOKENS / (cases.PEAK_FLOPS * cases.MFU)
+    step_s = per_weight * N * TOKENS / (design_cases.PEAK_FLOPS * design_cases.MFU)
     minutes = DATA / (GPUS * TOKENS) * step_s / 60
     print(f"{name:23} {1e3 * step_s:5.0f} ms a step, {minutes:3.0f} minutes for all tokens")
     record("ms", **{f"step_{key}": 1e3 * step_s})
@@ -79,8 +84,10 @@ for key, (name, per_weight) in zip(
 
 share = (GPUS - 1) / GPUS
 fsdp, adapters = 3 * share * 2 * N, 2 * share * 4 * ADAPTER
-for key, rate in (("nvlink", cases.NVLINK), ("pcie", cases.PCIE)):
-    fsdp_ms, adapters_ms = (1e3 * sent / (cases.SHARE * rate) for sent in (fsdp, adapters))
+for key, rate in (("nvlink", design_cases.NVLINK), ("pcie", design_cases.PCIE)):
+    fsdp_ms, adapters_ms = (
+        1e3 * sent / (design_cases.SHARE * rate) for sent in (fsdp, adapters)
+    )
     print(f"{key:7} FSDP {fsdp_ms:6.1f} ms, adapters {adapters_ms:4.1f} ms")
     record("ms", **{f"fsdp_{key}": fsdp_ms, f"adapters_{key}": adapters_ms})
 record("GB", fsdp_sent=fsdp / GB, adapters_sent=adapters / GB)
@@ -100,7 +107,9 @@ print(f"{2 * (N + VARIANTS * ADAPTER) / GB:.1f} GB of one base and adapters")
 # drawing
 fig, ax = subplots(height_in=2.9)
 describe(fig, "Memory of five ways to fine-tune, against cards of 24 and 80 GB")
-cases.stacked(ax, ledger, ("trained state", "weights in bf16", "activations"), beyond=24)
+design_cases.stacked(
+    ax, ledger, ("trained state", "weights in bf16", "activations"), beyond=24
+)
 for card in (24, 80):
     ax.axvline(card, color=INK, ls="--", lw=1)
 ax.set(xlim=(0, 185), xlabel="GB on each of eight GPUs; dashed: cards of 24 and 80 GB")

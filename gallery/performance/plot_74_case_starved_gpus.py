@@ -16,9 +16,9 @@ It serves :ref:`case-starved-gpus`.
 
 # runs nothing: formulas, and rates that are assumed
 from ddplab import record
-from ddplab.labs.cases import GB, INK, NODE_GPUS, PCIE, SHARE
-from ddplab.labs.forecast import slowest_of
-from ddplab.labs.plotting import ACCENT, MUTED, describe, name_rows, subplots
+from ddplab.apparatus.design_cases import GB, INK, NODE_GPUS, PCIE, SHARE
+from ddplab.apparatus.forecast import slowest_of
+from ddplab.apparatus.plotting import ACCENT, MUTED, describe, name_rows, subplots
 
 TRAINS, BATCH, CORES, STORAGE = 2500, 256, 88, 3 * GB  # images/s and images of a GPU; node
 PIXELS = 3 * 224 * 224  # bytes of an image as uint8

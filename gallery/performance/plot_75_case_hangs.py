@@ -18,9 +18,17 @@ It serves :ref:`case-hangs`.
 from statistics import NormalDist
 
 from ddplab import record
+from ddplab.apparatus.design_cases import (
+    BETWEEN_S,
+    GB,
+    INSIDE_S,
+    NDR_PORT,
+    NODE_GPUS,
+    NVLINK,
+    stacked,
+)
+from ddplab.apparatus.plotting import describe, subplots
 from ddplab.costmodel import Cluster
-from ddplab.labs.cases import BETWEEN_S, GB, INSIDE_S, NDR_PORT, NODE_GPUS, NVLINK, stacked
-from ddplab.labs.plotting import describe, subplots
 
 RANKS, STEP_S, DAY = 1024, 0.4, 86400
 # Of the job: 419 interruptions in 54 days on 16,384 GPUs.

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch, record
-from ddplab.labs.plotting import INK, MUTED, RANK_COLORS, subplots
+from ddplab.apparatus.plotting import INK, MUTED, RANK_COLORS, subplots
 
 # %%
 # What a rank knows at first

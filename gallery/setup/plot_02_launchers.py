@@ -19,7 +19,7 @@ import subprocess
 import sys
 
 from ddplab import launch
-from ddplab.labs.recipes import FOLDER, torchrun
+from ddplab.apparatus.recipes import FOLDER, torchrun
 
 # %%
 # The program prints the variables that describe its place in the job.

@@ -20,8 +20,8 @@ import subprocess
 import sys
 
 from ddplab import record
-from ddplab.labs.plotting import MUTED, RANK_COLORS, label, subplots
-from ddplab.labs.recipes import FOLDER
+from ddplab.apparatus.plotting import MUTED, RANK_COLORS, label, subplots
+from ddplab.apparatus.recipes import FOLDER
 
 # %%
 # What you type on each machine

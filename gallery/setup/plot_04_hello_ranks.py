@@ -26,7 +26,7 @@ import sys
 import time
 
 from ddplab import record
-from ddplab.labs.recipes import FOLDER, torchrun
+from ddplab.apparatus.recipes import FOLDER, torchrun
 from ddplab.runtime.needs import a_gpu_each
 
 GPUS = a_gpu_each(2)  # or none: two ranks on one GPU would be a finding

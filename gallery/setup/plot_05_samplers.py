@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
 from ddplab import launch, record
-from ddplab.labs.plotting import FAINT, INK, RANK_COLORS, describe, subplots
+from ddplab.apparatus.plotting import FAINT, INK, RANK_COLORS, describe, subplots
 
 RANKS, SAMPLES = 4, 10
 

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ddplab import LaunchError, device, launch
-from ddplab.labs.plotting import FAINT, RANK_COLORS, describe, subplots
+from ddplab.apparatus.plotting import FAINT, RANK_COLORS, describe, subplots
 from ddplab.runtime.needs import ON_CPU
 
 RANKS, WORKERS, SIZE = 2, 2, 2

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddplab import device, launch, record
-from ddplab.labs.gaps import flat_gradients
+from ddplab.apparatus.gaps import flat_gradients
 
 RANKS, SAMPLES, BATCH, WORDS, LONGEST = 2, 768, 8, 50, 64
 PAD, IGNORED = 0, -100

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddplab import device, launch, record
-from ddplab.labs.recipes import FOLDER
+from ddplab.apparatus.recipes import FOLDER
 from ddplab.runtime.clock import now
 from ddplab.runtime.needs import a_gpu_each
 

@@ -39,8 +39,8 @@ import tempfile
 import torch
 
 from ddplab import launch
-from ddplab.labs.plotting import ACCENT, INK, name_rows, subplots
-from ddplab.labs.recipes import FOLDER
+from ddplab.apparatus.plotting import ACCENT, INK, name_rows, subplots
+from ddplab.apparatus.recipes import FOLDER
 from ddplab.runtime.needs import ON_CPU
 
 SINGLE = (FOLDER / "single_device.py").read_text()

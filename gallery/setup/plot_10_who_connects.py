@@ -12,8 +12,16 @@ Keep in mind: one open port is not enough.
 :Level: deep, 15 minutes
 """
 
-from ddplab.labs.machines import connections, machines, torchrun
-from ddplab.labs.plotting import ACCENT, FAINT, INK, MUTED, RANK_COLORS, describe, subplots
+from ddplab.apparatus.machines import connections, machines, torchrun
+from ddplab.apparatus.plotting import (
+    ACCENT,
+    FAINT,
+    INK,
+    MUTED,
+    RANK_COLORS,
+    describe,
+    subplots,
+)
 
 # %%
 # The program joins the process group, meets the others once, and stays.

@@ -12,7 +12,7 @@ It serves :ref:`setup-network-faults`.
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-from ddplab.labs.machines import machines, torchrun
+from ddplab.apparatus.machines import machines, torchrun
 
 # %%
 # Each rank all-reduces without end, in a group with a timeout of 4 s instead of 30 minutes.

@@ -16,7 +16,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from ddplab.labs.machines import machines, torchrun
+from ddplab.apparatus.machines import machines, torchrun
 
 # %%
 # A run on two machines whose endpoint is a good address.

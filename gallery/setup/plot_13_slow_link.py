@@ -13,8 +13,8 @@ Keep in mind: 2(p−1)/p times the tensor, divided by the rate.
 :Level: core, 10 minutes
 """
 
-from ddplab.labs.machines import machines, torchrun
-from ddplab.labs.plotting import ACCENT, INK, describe, log_axis, subplots
+from ddplab.apparatus.machines import machines, torchrun
+from ddplab.apparatus.plotting import ACCENT, INK, describe, log_axis, subplots
 
 NBYTES = 4_000_000  # of the tensor
 RATES = (100, 200, 400, 800)  # million bit per second

@@ -12,7 +12,7 @@ It serves :ref:`setup-network-faults`.
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-from ddplab.labs.machines import loopback, torchrun
+from ddplab.apparatus.machines import loopback, torchrun
 
 # %%
 # In the first life rank 1 kills itself; in the second, rank 0 is a second late, as a rank with a busy CPU may be.

@@ -3,8 +3,8 @@
 from functools import partial
 
 from ddplab import launch as launch_within
-from ddplab.labs.gloo import gloo_group, shorten
-from ddplab.labs.postmortem import postmortem as postmortem_within
+from ddplab.apparatus.gloo import gloo_group, shorten
+from ddplab.apparatus.postmortem import postmortem as postmortem_within
 from tools import PATIENCE_S
 
 __all__ = ["launch", "patient_group", "postmortem", "shorten"]

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from ddplab import device, launch
-from ddplab.labs.gaps import flat_gradients, flat_weights, gap
+from ddplab.apparatus.gaps import flat_gradients, flat_weights, gap
 from ddplab.runtime.torch_private import flight_records
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.labs.gaps import flat_gradients, flat_weights, gap
+from ddplab.apparatus.gaps import flat_gradients, flat_weights, gap
 from ddplab.runtime.needs import ON_CPU, needs
 from ddplab.runtime.torch_private import flight_records
 

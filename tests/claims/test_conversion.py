@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from ddplab import launch
-from ddplab.labs.recipes import FOLDER
+from ddplab.apparatus.recipes import FOLDER
 from ddplab.runtime.needs import ON_CPU
 
 

@@ -5,8 +5,8 @@ import torch.distributed as dist
 from patience import postmortem
 from proof import proves
 
+from ddplab.apparatus.postmortem import report
 from ddplab.flight import compare, compare_lines, read_dumps, write_dump
-from ddplab.labs.postmortem import report
 
 
 @proves("tool-flight-comparator-lines")

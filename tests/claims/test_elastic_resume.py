@@ -15,7 +15,7 @@ from patience import postmortem
 from proof import proves
 from started import shutdown_timeout
 
-from ddplab.labs.machines import loopback, torchrun
+from ddplab.apparatus.machines import loopback, torchrun
 from ddplab.runtime.needs import needs
 from tools import PATIENCE_S, wait_until
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device
-from ddplab.labs.gaps import flat_gradients, gap
+from ddplab.apparatus.gaps import flat_gradients, gap
 
 
 @proves("fault-ready-twice-by-two-forwards")

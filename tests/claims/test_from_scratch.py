@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch
-from ddplab.labs.gaps import flat_gradients, flat_weights, gap
+from ddplab.apparatus.gaps import flat_gradients, flat_weights, gap
 from ddplab.runtime.torch_private import flight_records
 from ddplab.scratch import DDP, accumulate, broadcast, flat, naive, overlap, verify
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 from proof import proves
 from torch.distributed import TCPStore
 
-from ddplab.labs.machines import loopback
-from ddplab.labs.recipes import FOLDER
+from ddplab.apparatus.machines import loopback
+from ddplab.apparatus.recipes import FOLDER
 from ddplab.runtime.needs import a_gpu_each
 from tools import PATIENCE_S, free_port
 

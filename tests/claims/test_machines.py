@@ -13,7 +13,7 @@ import torch.distributed as dist
 from patience import postmortem
 from proof import proves
 
-from ddplab.labs.machines import Nodes, connections, loopback, machines, torchrun
+from ddplab.apparatus.machines import Nodes, connections, loopback, machines, torchrun
 from ddplab.runtime.needs import ON_CPU
 from tools import PATIENCE_S, missing
 

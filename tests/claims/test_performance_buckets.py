@@ -9,8 +9,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.labs.gaps import flat_gradients
-from ddplab.labs.postmortem import postmortem
+from ddplab.apparatus.gaps import flat_gradients
+from ddplab.apparatus.postmortem import postmortem
 from ddplab.runtime.needs import ON_CPU
 
 KIB = 1 / 1024  # in MiB; a layer of `network` has 4 KiB

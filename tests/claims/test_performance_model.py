@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
+from ddplab.apparatus.gaps import flat_gradients
+from ddplab.apparatus.published import points, published
+from ddplab.apparatus.sleeping import SleepingLayers
 from ddplab.buckets import MIB
 from ddplab.costmodel import Link, allreduce_seconds, bucketed, simulate_step
-from ddplab.labs.gaps import flat_gradients
-from ddplab.labs.published import points, published
-from ddplab.labs.sleeping import SleepingLayers
 from ddplab.runtime.needs import ON_CPU
 from ddplab.runtime.slowlink import SlowLink
 

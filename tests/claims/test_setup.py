@@ -19,8 +19,8 @@ from proof import proves
 from started import CLEAN
 
 from ddplab import LaunchError, launch
-from ddplab.labs.machines import Fork, Program
-from ddplab.labs.recipes import FOLDER
+from ddplab.apparatus.machines import Fork, Program
+from ddplab.apparatus.recipes import FOLDER
 from tools import PATIENCE_S, free_port
 
 NEEDED = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]

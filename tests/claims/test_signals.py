@@ -14,7 +14,7 @@ import pytest
 from proof import proves
 from started import CLEAN, shutdown_timeout
 
-from ddplab.labs.machines import Fork, Program
+from ddplab.apparatus.machines import Fork, Program
 from ddplab.runtime.needs import needs
 from tools import PATIENCE_S, gone, wait_until
 

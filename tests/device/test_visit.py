@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import visit
 
-from ddplab.recording.edition import Edition
+from ddplab.recording.edition_folder import Edition
 from ddplab.recording.script import lab_id
 from tools import PATIENCE_S, ROOT, gone, need, wait_until
 

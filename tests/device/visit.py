@@ -68,7 +68,7 @@ EDITIONS, SITE = ROOT / "_build" / "editions", ROOT / "_build" / "site"
 sys.path[:0], sys.path[len(sys.path) :] = [str(ROOT / "gallery")], [str(SITE)]
 
 from ddplab.recording import archive, plan  # noqa: E402
-from ddplab.recording.edition import DamagedError, Edition  # noqa: E402
+from ddplab.recording.edition_folder import DamagedError, Edition  # noqa: E402
 from ddplab.recording.keys import lab_key  # noqa: E402
 from ddplab.recording.machine import machine  # noqa: E402
 from ddplab.recording.script import lab_id  # noqa: E402

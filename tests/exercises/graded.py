@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from bounds import time_is_up_when
 from ddplab import launch
-from ddplab.grading import checks, explain, recorder, run
+from ddplab.grading import calls, checks, explain, run
 from ddplab.grading.exercises import EXERCISES, find_exercise, read_source
 from tools import PATIENCE_S
 
@@ -122,7 +122,7 @@ def _try_all(exercise: str, texts: Mapping[str, str], numbers: list[int], folder
         place.mkdir(parents=True, exist_ok=True)
         dist.barrier()
         seen, wrong = None, ""
-        with recorder.Recorder(place / f"{dist.get_rank()}.calls") as own:
+        with calls.Recorder(place / f"{dist.get_rank()}.calls") as own:
             try:
                 seen = found[number].observe(checks.load_module("learner", place / "mine.py", texts[tried]), own)
             except checks.Wrong as error:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ddplab import launch
-from ddplab.grading.recorder import Call, Recorder, first_difference, read_log
+from ddplab.grading.calls import Call, Recorder, first_difference, read_log
 
 
 def test_calls_are_seen_in_order_and_kept_in_the_log(tmp_path):

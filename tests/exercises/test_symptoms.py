@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from ddplab.grading.calls import Call
 from ddplab.grading.checks import Wrong
-from ddplab.grading.recorder import Call
 from ddplab.grading.symptoms import expect_gradients, mean
 
 

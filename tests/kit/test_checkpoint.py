@@ -27,8 +27,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
+from ddplab.apparatus.postmortem import postmortem
 from ddplab.checkpoint import CheckpointError, CheckpointManager
-from ddplab.labs.postmortem import postmortem
 from tools import PATIENCE_S, missing
 
 EVENTS = {"open", "os.listdir", "os.rename", "os.remove"}  # what Python reports of work on files, before it is done

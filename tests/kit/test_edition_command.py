@@ -13,7 +13,7 @@ from refusal import refused
 from ddplab import cli
 from ddplab.cli import edition as cli_edition
 from ddplab.recording import archive
-from ddplab.recording.edition import Edition
+from ddplab.recording.edition_folder import Edition
 
 MACHINE = {"cpu": "Some CPU", "cores": 2, "gpus": [], "driver": None, "python": "3.11.7", "system": "Linux"}
 MACHINE |= {"torch": "2.13.0+cpu", "cuda": None, "nccl": None}

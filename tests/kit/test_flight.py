@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ddplab.apparatus.postmortem import postmortem
 from ddplab.cli.flight import report_dumps
 from ddplab.errors import BadInput
 from ddplab.flight import DumpError, compare, compare_lines, dump_when_stuck, read_dumps, without_dump, write_dump
-from ddplab.labs.postmortem import postmortem
 from ddplab.runtime.launcher import LaunchError, launch
 from ddplab.runtime.needs import needs
 from ddplab.runtime.torch_private import flight_records

@@ -209,7 +209,7 @@ def test_the_labs_that_need_a_gpu_come_first_where_there_is_one():
 
 def test_a_lab_needs_as_many_gpus_as_it_says(monkeypatch):
     """It counts those that this machine shows, at most eight."""
-    from ddplab.labs import gpu
+    from ddplab.apparatus import gpu
 
     monkeypatch.setattr(gpu, "cards", lambda: [{}] * 9)
     assert gpu.needs_gpus() == 8

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplab.recording.edition import Edition
+from ddplab.recording.edition_folder import Edition
 from ddplab.recording.labs import record_lab
 from ddplab.recording.script import lab_id
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from ddplab import device, launch
-from ddplab.labs.mesh import named_mesh
+from ddplab.apparatus.mesh import named_mesh
 
 
 def init(folder, attempt):

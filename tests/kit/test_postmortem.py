@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bounds import time_is_up_when
-from ddplab.labs.postmortem import postmortem, report
+from ddplab.apparatus.postmortem import postmortem, report
 from tools import PATIENCE_S
 
 

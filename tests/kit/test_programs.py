@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from ddplab.labs.machines import Program
+from ddplab.apparatus.machines import Program
 from tools import PATIENCE_S, wait_until
 
 

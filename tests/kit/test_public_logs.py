@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from ddplab.apparatus.public_logs import by_frozen, engine_now
 from ddplab.diagnose import entries
-from ddplab.labs.public_logs import by_frozen, engine_now
 
 KNOWN = entries()
 NAME = "gloo-timeout"
@@ -39,7 +39,7 @@ def test_what_the_engine_reads_makes_them_stale(fields):
 def test_a_further_entry_and_another_limit_make_them_stale(monkeypatch):
     before = engine_now()
     assert engine_now({**KNOWN, "another": KNOWN[NAME]}) != before
-    monkeypatch.setattr("ddplab.labs.public_logs.tables", {"limits": {}})
+    monkeypatch.setattr("ddplab.apparatus.public_logs.tables", {"limits": {}})
     assert engine_now() != before
 
 

@@ -20,7 +20,7 @@ from ddplab import launch
 from ddplab.recording import archive, plan
 from ddplab.recording import machine as facts
 from ddplab.recording.diff import compare
-from ddplab.recording.edition import Edition
+from ddplab.recording.edition_folder import Edition
 from ddplab.recording.items import Item, results_of
 from ddplab.recording.keys import names_a_clock
 from ddplab.recording.script import lab_id
@@ -410,7 +410,7 @@ def test_what_names_a_clock_is_recorded_without_sharing_a_gpu(house, monkeypatch
     asked = "import os; print('asked', os.environ['DDPLAB_SHARE_GPU'])"
     house.lab("plain", code=asked)
     house.lab("clock", code=f"import time; time.perf_counter(); {asked}")
-    house.lab("helper", code=f"from ddplab.labs.gpu import repeats; {asked}")
+    house.lab("helper", code=f"from ddplab.apparatus.gpu import repeats; {asked}")
     house.lab("comment", code=f"# of time.monotonic() it only speaks\n{asked}")
     house.lab("endings", code=f"report = lambda *_, **__: None\nreport([])\n{asked}")
     house.lab("untimed", code=f"report = lambda *_, **__: None\nreport([], timed=False)\n{asked}")

@@ -14,12 +14,20 @@ KIT, BOOK = "gallery/ddplab", "handbook/_ext"
 # From the ground up. A room imports from its own level and from those below it; rooms of one level form no circle.
 LEVELS = {
     KIT: [
-        {"errors", "files", "ranks"},
+        {"errors", "files", "wording"},
         {"runtime", ""},  # "": the package itself, which gives scripts `launch` and `record`
         {"model", "buckets", "costmodel", "checkpoint", "diagnose", "flight", "trace", "scratch"},
-        {"labs", "grading", "recording", "cli", "__main__"},
+        {"apparatus", "grading", "recording", "cli", "__main__"},
     ],
-    BOOK: [{"order"}, {"", "problems", "markup", "news"}, {"evidence"}, {"embed"}, {"cards", "explorers"}, {"forms"}],
+    BOOK: [
+        {"order"},
+        {"", "problems", "markup", "news"},
+        {"evidence"},
+        {"embed"},
+        {"building", "style"},
+        {"cards", "explorers"},
+        {"search", "navigation", "print", "decks"},
+    ],
 }
 # Where private names of torch may stand (each path is a file or what begins so), and why.
 TORCH_PRIVATE = {
@@ -36,9 +44,9 @@ TORCH_PRIVATE = {
 PATCHES = {
     "gallery/ddplab/runtime/torch_private.py": "torch, each with the versions in which it was seen",
     "gallery/ddplab/grading/": "torch and multiprocessing while a learner's program runs, to see what it calls",
-    "handbook/_ext/forms/patches.py": "Sphinx, pydyf and WeasyPrint, each checked by `expect`",
-    "handbook/_ext/forms/build_steps.py": "Sphinx, each checked by `expect`",
-    "handbook/_ext/forms/math_svg.py": "the documented settings of ziafont",
+    "handbook/_ext/building/patches.py": "Sphinx, pydyf and WeasyPrint, each checked by `expect`",
+    "handbook/_ext/building/build_steps.py": "Sphinx, each checked by `expect`",
+    "handbook/_ext/style/math_svg.py": "the documented settings of ziafont",
 }
 STANDARD = {"sys", "os", "warnings", "tempfile", "signal"}  # their attributes are there to be set
 

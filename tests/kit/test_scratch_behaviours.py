@@ -3,8 +3,8 @@
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from ddplab.labs.parity.cases import BEHAVIOURS, observe_all
-from ddplab.labs.parity.observe import Local, cell
+from ddplab.apparatus.parity.behaviors import BEHAVIOURS, observe_all
+from ddplab.apparatus.parity.observe import Local, cell
 from ddplab.scratch import DDP
 
 

@@ -6,7 +6,7 @@ import time
 import torch
 from torch import nn
 
-from ddplab.labs.sleeping import SleepingLayers, paced
+from ddplab.apparatus.sleeping import SleepingLayers, paced
 
 
 def test_layers_keep_their_time_and_give_gradients_of_ones():

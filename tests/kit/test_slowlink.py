@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddplab import device, launch
-from ddplab.labs.gaps import flat_gradients
-from ddplab.labs.postmortem import postmortem
+from ddplab.apparatus.gaps import flat_gradients
+from ddplab.apparatus.postmortem import postmortem
 from ddplab.runtime.slowlink import SlowLink
 from tools import PATIENCE_S
 

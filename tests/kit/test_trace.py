@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ddplab import launch
+from ddplab.apparatus.public_traces import FOLDER
 from ddplab.buckets import MIB, assign
 from ddplab.cli import main
-from ddplab.labs.public_traces import FOLDER
 from ddplab.trace import buckets, lateness, read, read_trace, steps
 from ddplab.trace.spans import clipped, length, union, without
 

@@ -76,7 +76,7 @@ def test_a_sweep_on_a_link_that_is_emulated(tmp_path):
     """Six layers of a millisecond, and a link that takes as long for each: what holds however late a machine is."""
     source = """\
         import torch
-        from ddplab.labs.sleeping import SleepingLayers
+        from ddplab.apparatus.sleeping import SleepingLayers
 
         def build():
             return SleepingLayers(6, 64 * 1024, 0.0001, 0.001), torch.ones(1)

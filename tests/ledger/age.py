@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ledger import machine
+from ledger import here
 from ledger.passes import FOLDER, about, git
 
 LANDINGS = 5
@@ -27,7 +27,7 @@ def main() -> None:
     passed = landings(ledger["whole"]) if ledger else None
     if not ledger:
         why = "there is no ledger of passes"
-    elif not machine.at_home(ledger):
+    elif not here.at_home(ledger):
         why = "the ledger of passes is of another machine"
     elif passed is None:
         why = f"git does not know {ledger['whole']}, at which all tests last ran"

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddplab.recording import reach
-from ddplab.recording.edition import read_json
+from ddplab.recording.edition_folder import read_json
 from ddplab.recording.keys import inputs
 from ddplab.runtime.evidence import write_json
 
-from . import machine
-from .contents import digest
+from . import here
+from .hashes import digest
 from .watch import ROOT, counts
 
 FOLDER = ROOT / "tests" / "ledger" / "passes"
@@ -170,7 +170,7 @@ def code_hash(parts: dict[reach.Node, reach.Part], data: Iterable[Path]) -> str:
 def _versions(parts: dict[reach.Node, reach.Part]) -> str:
     """The versions of what these definitions use of others."""
     names = {name for part in parts.values() for name in part.strings}
-    return str(sorted(machine.versions(reach.outside(parts), names).items()))
+    return str(sorted(here.versions(reach.outside(parts), names).items()))
 
 
 @reach.once

@@ -28,7 +28,7 @@ from ddplab.recording.claims import standing
 from ddplab.recording.keys import inputs
 from ddplab.runtime.evidence import write_json
 
-from . import machine, watch
+from . import here, watch
 from .passes import ABOUT, FOLDER, ROOT, Pass, Passes, about, before, code_hash, folded, git, project_files
 
 TESTS = ROOT / "tests"
@@ -63,7 +63,7 @@ class Chooser:
 
     def __init__(self, config: pytest.Config, mode: str) -> None:
         self.config, self.mode = config, mode
-        self.at_home = machine.at_home(about())
+        self.at_home = here.at_home(about())
         self.of_import: dict[Path, set[str]] = {}  # what a file of tests reads as it is imported
         self.of_fixture: dict[int, set[str]] = {}
         self.code: dict[str, str] = {}
@@ -191,7 +191,7 @@ class Keeper:
         self.counts: dict[str, int] = {}
         self.contradicted: list[str] = []
         self.started, self.touched = time.time(), []
-        self.at_home = machine.at_home(about())
+        self.at_home = here.at_home(about())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add one phase of a test."""
@@ -231,7 +231,7 @@ class Keeper:
             if not file.exists() or (all_ran and file.relative_to(ROOT).as_posix() not in files):
                 path.unlink()
         if all_ran:  # what failed has no pass, so that it runs again, here and in CI
-            write_json(ABOUT, {**machine.here(), "whole": git("rev-parse", "HEAD")})
+            write_json(ABOUT, {**here.here(), "whole": git("rev-parse", "HEAD")})
 
     def _write(self, file: str, tests: dict[str, dict[str, Any]]) -> None:
         """Put what passed into the file's passes; what failed goes, and all of the file where a pass did not hold."""

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import pytest
 
-from ledger import machine
+from ledger import here
 
 ROOT = Path(__file__).parents[2]
-TORCH, PLUS, BUILD = machine.here()["torch"].partition("+")
+TORCH, PLUS, BUILD = here.here()["torch"].partition("+")
 QUICK = ("-p", "no:cacheprovider", "-p", "xdist")
 OURS = ("PYTEST_", "GIT_", "PYTHON")  # what this run of pytest, and a hook of git, would hand down
 # The commit chooses the sample: the same each day, and this one chooses none of the tests below.

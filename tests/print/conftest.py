@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sample_book import sample
 
-from _ext.forms import weasy
+from _ext.print import weasy
 from tools import PATIENCE_S, built_once
 
 

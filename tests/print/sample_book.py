@@ -11,7 +11,7 @@ CONF = f"""
 import sys
 sys.path.insert(0, {str(EXTENSIONS)!r})
 project, author, copyright, version, release = "The Sample Book", "The authors", "The authors", "1.0", "1.0"
-extensions = ["myst_parser", "sphinx_design", "_ext.forms.math_svg", "_ext.forms.book_pdf", "_ext.forms.book_epub"]
+extensions = ["myst_parser", "sphinx_design", "_ext.style.math_svg", "_ext.print.book_pdf", "_ext.print.book_epub"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_block", "attrs_inline"]
 html_math_renderer = "ziamath"
 html_theme = "furo"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from printed import Printed, flat
 
+from _ext.cards.card_copies import kept_chapters
 from _ext.cards.cards import cards_of_the_book
-from _ext.forms.card_copies import kept_chapters
-from ddplab.recording.edition import Edition
+from ddplab.recording.edition_folder import Edition
 from ddplab.recording.script import lab_id
 from ledger import watch
 from tools import PATIENCE_S, ROOT, need_pango

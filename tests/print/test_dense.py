@@ -2,11 +2,11 @@
 
 import pytest
 
-from _ext.forms.print_code import COLUMNS
-from _ext.forms.print_dense import condense
-from _ext.forms.print_labs import OUTPUT_LINES, shorten
-from _ext.forms.print_page import listings
-from _ext.forms.print_tree import classes, parse, walk
+from _ext.print.print_code import COLUMNS
+from _ext.print.print_dense import condense
+from _ext.print.print_labs import OUTPUT_LINES, shorten
+from _ext.print.print_page import listings
+from _ext.print.print_tree import classes, parse, walk
 
 
 def text_of(element) -> str:

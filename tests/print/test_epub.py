@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sample_book import sample
 
-from _ext.forms.epub_package import in_reading_order
+from _ext.print.epub_package import in_reading_order
 from tools import PATIENCE_S, need
 
 

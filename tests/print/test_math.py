@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from _ext.forms import math_svg
+from _ext.style import math_svg
 from tools import ROOT
 
 FORMULAS = [

@@ -12,8 +12,9 @@ from printed import Printed
 from pypdf import PdfReader
 from sample_book import LISTING, sample
 
-from _ext.forms import patches, weasy
-from _ext.forms.patches import correct_page_references
+from _ext.building import patches
+from _ext.building.patches import correct_page_references
+from _ext.print import weasy
 from _ext.problems import BuildError
 from tools import ROOT
 

@@ -14,15 +14,15 @@ from bs4 import BeautifulSoup
 from printed import Printed
 from pypdf import PdfReader
 
-from _ext.forms.deck_pdf import light, plain_svg, read_slides
-from _ext.forms.deck_sizes import LABEL_PX, code_size_px, legible, text_size_px
+from _ext.decks.deck_pdf import light, plain_svg, read_slides
+from _ext.decks.deck_sizes import LABEL_PX, code_size_px, legible, text_size_px
 from tiny_book import EXTENSIONS, TinyBook
 from tools import PATIENCE_S, ROOT, built_once
 
 CONF = f"""
 import sys
 sys.path.insert(0, {str(EXTENSIONS)!r})
-extensions = ["myst_parser", "_ext.embed.lanes", "_ext.forms.math_svg", "_ext.forms.decks"]
+extensions = ["myst_parser", "_ext.embed.lanes", "_ext.style.math_svg", "_ext.decks.decks"]
 myst_enable_extensions = ["colon_fence", "dollarmath", "attrs_inline", "attrs_block"]
 html_math_renderer = "ziamath"
 revealjs_static_path = [{str(ROOT / "handbook" / "_static")!r}, {str(ROOT / "slides" / "_static")!r}]

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddplab.labs.machines import PATH, NamespaceError, Nodes
+from ddplab.apparatus.machines import PATH, NamespaceError, Nodes
 from slurm import TOOLS, Slurm
 
 RECIPES = Path(__file__).parents[2] / "gallery" / "recipes"

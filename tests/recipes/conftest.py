@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplab.labs.machines import Machine, NamespaceError, Nodes, loopback
+from ddplab.apparatus.machines import Machine, NamespaceError, Nodes, loopback
 from slurm import TOOLS, Slurm, readers_folder
 from tools import missing, need
 

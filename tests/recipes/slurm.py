@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddplab.labs.machines import NamespaceError, Node, Program
+from ddplab.apparatus.machines import NamespaceError, Node, Program
 from tools import PATIENCE_S, wait_until
 
 TOOLS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "munged": "munge"}

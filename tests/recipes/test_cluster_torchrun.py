@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddplab.labs.machines import Machine, Nodes, Program, torchrun
+from ddplab.apparatus.machines import Machine, Nodes, Program, torchrun
 from tools import PATIENCE_S
 
 PROGRAM = str(Path(__file__).with_name("stand_in.py"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplab.labs.machines import Machine, Nodes, Program, loopback
+from ddplab.apparatus.machines import Machine, Nodes, Program, loopback
 from slurm import Slurm
 from tools import PATIENCE_S, free_port, wait_until
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddplab.labs.machines import PATH, loopback
-from ddplab.labs.recipes import FOLDER, torchrun
+from ddplab.apparatus.machines import PATH, loopback
+from ddplab.apparatus.recipes import FOLDER, torchrun
 from slurm import Slurm
 from tools import PATIENCE_S, free_port, missing
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ddplab import checkpoint as manager
-from ddplab.labs.machines import loopback
+from ddplab.apparatus.machines import loopback
 from ddplab.runtime.needs import needs
 from tools import PATIENCE_S
 from trainer import (

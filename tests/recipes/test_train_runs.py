@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, StackDataset
 
 from ddplab import launch
-from ddplab.labs.machines import loopback
-from ddplab.labs.recipes import FOLDER, torchrun
+from ddplab.apparatus.machines import loopback
+from ddplab.apparatus.recipes import FOLDER, torchrun
 from tools import PATIENCE_S
 from trainer import TINY, TRAIN, checkpoint, losses, start, tensors, train, validation
 

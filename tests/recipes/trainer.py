@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from ddplab import LaunchError, launch
-from ddplab.labs.machines import Fork, Program
-from ddplab.labs.recipes import FOLDER
+from ddplab.apparatus.machines import Fork, Program
+from ddplab.apparatus.recipes import FOLDER
 from ddplab.runtime.environment import torchrun_variables
 from ddplab.runtime.needs import ON_CPU  # ranks would share a GPU, and one rank in bf16 is not two in fp32
 from tools import PATIENCE_S, free_port

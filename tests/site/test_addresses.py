@@ -7,13 +7,13 @@ import pytest
 from playwright.sync_api import Browser, Page
 from strict_page import violations
 
-from _ext.forms.redirects import FILE, read_lines
+from _ext.navigation.redirects import FILE, read_lines
 from tiny_book import Built, TinyBook
 from tools import ROOT
 
 TABLE = ROOT / "handbook" / FILE
 CONF = f"""
-extensions = ["myst_parser", "_ext.cards.cards", "_ext.forms.redirects"]
+extensions = ["myst_parser", "_ext.cards.cards", "_ext.navigation.redirects"]
 myst_enable_extensions = ["colon_fence"]
 html_theme = "basic"
 html_static_path = [{str(ROOT / "handbook/_static")!r}]

@@ -12,7 +12,7 @@ from docutils.nodes import document
 from _ext.cards.card_page import card
 from _ext.cards.cards import cards_of_the_book
 from _ext.embed.figures import RANK_COLORS
-from _ext.forms.reading_time import prose_words
+from _ext.navigation.reading_time import prose_words
 
 ROOT = Path(__file__).parents[2]
 # "(understand|run|…)/…", as it stands in conf.py: the documents that say how long they take

@@ -9,7 +9,7 @@ import pytest
 from strict_page import violations
 from test_pages import THEME, too_wide
 
-from _ext.forms.reading_time import WORDS_PER_MINUTE
+from _ext.navigation.reading_time import WORDS_PER_MINUTE
 
 KEPT = "JSON.parse(localStorage.getItem('ddp-progress'))"
 PHONE = {"viewport": {"width": 390, "height": 800}}

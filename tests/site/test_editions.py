@@ -16,15 +16,15 @@ import pytest
 from bs4 import BeautifulSoup
 from filelock import FileLock
 
-from _ext.evidence import labs
+from _ext.evidence import lab_source
 from ddplab.recording import __main__ as recording
-from ddplab.recording.edition import Edition
+from ddplab.recording.edition_folder import Edition
 from tiny_book import LAUNCH, Built, TinyBook
 from tools import ROOT
 
 CONF = """
-extensions = ["myst_parser", "_ext.evidence.labs", "_ext.evidence.editions", "sphinx_gallery.gen_gallery",
-              "_ext.cards.claims", *("_ext.embed." + name for name in ("lab_page", "lab_lists", "lab_embed",
+extensions = ["myst_parser", "_ext.evidence.lab_source", "_ext.evidence.editions", "sphinx_gallery.gen_gallery",
+              "_ext.cards.claim_marks", *("_ext.embed." + name for name in ("lab_page", "lab_lists", "lab_embed",
               "lab_cards", "waiting", "measured", "edition_page", "edition_switch", "editions_compared", "when"))]
 lab_card_documents = "chapter"
 html_static_path = ["{static}"]
@@ -408,7 +408,9 @@ def test_the_machines_of_all_editions_are_named_and_ranks_that_share_a_gpu_say_s
 
 def test_no_form_shows_a_time_of_ranks_that_share_a_gpu(house):
     """Decks and cards show what the web build has selected."""
-    house.rewrite("conf.py", '"_ext.cards.claims"', '"_ext.cards.claims", "_ext.cards.cards", "_ext.forms.flashcards"')
+    house.rewrite(
+        "conf.py", '"_ext.cards.claim_marks"', '"_ext.cards.claim_marks", "_ext.cards.cards", "_ext.cards.flashcards"'
+    )
     units = ["ms", "µs", "s", "GB/s", "samples/s", "TFLOP/s", "seconds", "steps per second"]
     units += ["ms/step", "Gbps", "MiB", "%", "buckets", ""]
     values = {f"v{number}": {"value": 8, "unit": unit} for number, unit in enumerate(units)}
@@ -643,5 +645,5 @@ def test_bad_arguments_are_answered_with_what_is_wrong(tmp_path, arguments, mess
 
 
 def test_the_real_labs_are_all_recorded_in_the_default_edition():
-    missing = [name for name in labs.all_labs() if not labs.edition("cpu-gloo").lab_file(name).exists()]
+    missing = [name for name in lab_source.all_labs() if not lab_source.edition("cpu-gloo").lab_file(name).exists()]
     assert missing == []

@@ -10,7 +10,7 @@ from _ext.evidence.lab_pieces import stamp_text
 from tiny_book import LAUNCH, Built, TinyBook, evidence
 
 CONF = """
-extensions = ["myst_parser", "_ext.explorers.explorer_directives", "_ext.forms.math_svg"]
+extensions = ["myst_parser", "_ext.explorers.explorer_directives", "_ext.style.math_svg"]
 extensions += ["_ext.embed." + name for name in ("lab_embed", "lanes", "measured", "code_diff", "kit_reference")]
 myst_enable_extensions = ["colon_fence"]
 exclude_patterns = ["labs/*/*.json"]

@@ -103,7 +103,7 @@ Put in your own numbers.
 def builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
     """The book for the web and as an EPUB."""
     made = TinyBook(tmp_path_factory.mktemp("book"))
-    more = ["_ext.explorers.explorer_directives", "_ext.explorers.diagnose_page", "_ext.forms.book_epub"]
+    more = ["_ext.explorers.explorer_directives", "_ext.explorers.diagnose_page", "_ext.print.book_epub"]
     made.write("conf.py", f'{CONF}\nextensions += {more}\nhtml_static_path = ["{STATIC}"]')
     made.chapters(speed=CHAPTER, diagnose="```{diagnose}\nUse `ddplab diagnose`.\n```\n", other="Nothing.")
     builds = made.build(), made.build("epub")

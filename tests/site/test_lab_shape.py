@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from _ext.evidence.labs import Lab, all_labs
+from _ext.evidence.lab_source import Lab, all_labs
 from _ext.problems import BuildError
 from tools import ROOT
 

@@ -13,7 +13,7 @@ from test_pages import DARK, LIGHT, PHONE, THEME, too_wide
 
 from _ext.explorers.explorer_examples import EXAMPLES
 from _ext.explorers.step_drawing import step_picture
-from _ext.forms import downloads
+from _ext.navigation import downloads
 from tools import ROOT
 
 CHAPTER = "understand/one-step.html"

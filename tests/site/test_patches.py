@@ -12,8 +12,13 @@ from sphinx.highlighting import PygmentsBridge
 from sphinx.util.parallel import ParallelTasks
 from tinyhtml5 import inputstream
 
-from _ext.forms.patches import drop_links_out_of, end_on_failed_pages, expressions_are_kept, page_references_listed_once
-from _ext.forms.print_tree import parse
+from _ext.building.patches import (
+    drop_links_out_of,
+    end_on_failed_pages,
+    expressions_are_kept,
+    page_references_listed_once,
+)
+from _ext.print.print_tree import parse
 from _ext.problems import BuildError, read_toml
 from tiny_book import TinyBook, evidence
 
@@ -27,7 +32,7 @@ def refusal(library: str, assumption: str) -> str:
 def test_highlighting_of_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PygmentsBridge, "html_formatter", object)
     book = TinyBook(tmp_path)
-    book.write("conf.py", "extensions = ['myst_parser', '_ext.forms.patches']\n")
+    book.write("conf.py", "extensions = ['myst_parser', '_ext.building.patches']\n")
     book.chapters(first="Text.")
     assert re.search(refusal("Sphinx", r"PygmentsBridge\.html_formatter is not"), book.build().error)
 

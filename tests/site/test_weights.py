@@ -11,7 +11,7 @@ from fontTools.ttLib import TTFont
 from PIL import Image, ImageChops
 
 from _ext.embed.svg_slim import slim
-from _ext.forms.page_style import LEFT_OUT, lean
+from _ext.style.page_style import LEFT_OUT, lean
 from tools import ROOT
 
 MOST_BYTES, MOST_ELEMENTS = 120_000, 5_000  # of a page as a server sends it, with its figures

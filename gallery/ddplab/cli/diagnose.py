@@ -19,7 +19,7 @@ from ..diagnose.answers import shortened
 from ..diagnose.reading import log_files, ranks_of, read_text
 from ..diagnose.tables import limits
 from ..errors import BadInput
-from ..ranks import ranks_text
+from ..wording import ranks_text
 from .handbook import address
 from .interrupted import UntilInterrupted
 from .terminal import Terminal

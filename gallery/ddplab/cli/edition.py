@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import BadInput
 from ..recording import archive, diff
-from ..recording.edition import DamagedError, Edition, read_json
+from ..recording.edition_folder import DamagedError, Edition, read_json
 from ..recording.items import results_of
 from . import print_json
 from .text import table

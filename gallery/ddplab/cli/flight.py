@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import BadInput
 from ..flight import Divergence, Dump, DumpError, compare, compare_lines, read_dumps, without_dump
-from ..ranks import ranks_text
+from ..wording import ranks_text
 from . import print_json
 
 _LISTED = 8  # ranks, where each one's last collective is listed

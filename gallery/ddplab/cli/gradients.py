@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..errors import BadInput
-from ..model.buckets import MIB
+from ..model.assignment import MIB
 from ..model.step import Gradient
 
 _MOST_BYTES = 64 * MIB

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput
-from ..model.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
+from ..model.assignment import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ..model.link import ALGORITHMS, Link
 from ..model.step import Gradient, Step, bucketed, equal_layers, simulate_step
 from . import number, print_json
+from .drawn_step import timeline
 from .gradients import read_gradients
 from .text import short, table
-from .timeline import timeline
 
 EXAMPLE = """\
 examples:

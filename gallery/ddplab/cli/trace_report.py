@@ -7,7 +7,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from ..model.buckets import MIB
+from ..model.assignment import MIB
 from ..trace import Bucket, Lateness, Step, Trace, buckets
 from ..trace.picture import Picture, aligned, lanes
 from .text import short, table

@@ -70,7 +70,7 @@ def draw(found: dict[str, Any]) -> tuple[Any, Any]:
 
     ``found`` is the answer of ``--json``. The default, which has two caps, is drawn across.
     """
-    from ..labs.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
+    from ..apparatus.plotting import ACCENT, INK, MUTED, RANK_COLORS, describe, subplots
 
     fig, ax = subplots(height_in=3.2)
     describe(fig, f"Step time of {found['target']} over bucket_cap_mb, predicted and measured")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..ranks import ranks_text
+from ..wording import ranks_text
 from .candidates import Candidate, Kind
 from .entry import Entry
 from .findings import Group, Last

@@ -14,9 +14,9 @@ from .answers import Diagnosis
 from .entry import Entry, Match, entries
 from .findings import Findings, Found, Last, add_first
 from .hits import Exit, Hit, Source
-from .lanes import Lane, Traceback
 from .lines import Line, read_line
 from .nothing import exception_of, last_error
+from .rank_state import Lane, Traceback
 from .ranking import Answer, answer_to
 from .search import Search
 from .tables import facts, limits, marks, patterns, words

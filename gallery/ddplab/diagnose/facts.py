@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..ranks import ranks_text
+from ..wording import ranks_text
 from .tables import facts as known
 from .tables import limits, patterns, says, words
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..ranks import ranks_text
+from ..wording import ranks_text
 from .divergence import Divergence, Side
 from .dumps import Call, Dump, elements
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ranks import ranks_text
+from ..wording import ranks_text
 from .dumps import Call
 
 

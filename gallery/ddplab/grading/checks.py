@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .exercises import Exercise
 
 if TYPE_CHECKING:
-    from .recorder import Recorder
+    from .calls import Recorder
 
 
 @dataclass(frozen=True)

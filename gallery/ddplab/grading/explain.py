@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..runtime.launcher import LaunchError
+from .calls import Call, Recorder, first_difference, has_messages, read_log
 from .checks import Check, Wrong, first_line
 from .exercises import Source
-from .recorder import Call, Recorder, first_difference, has_messages, read_log
 
 SAME_CALLS = "Every rank must make the same collective calls, in the same order and with the same sizes."
 # What gloo or the launcher reports about a rank whose peer is gone or calls something else.

@@ -55,8 +55,8 @@ _IMPORT = Check(
 
 
 def _run(exercise: Exercise, source: Source, index: int, check_: Check, timeout_s: float) -> Outcome:
+    from .calls import read_log
     from .explain import diverged, explain  # these need torch, which is slow to import
-    from .recorder import read_log
 
     lanes = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="ddplab-grade-") as name:
@@ -87,8 +87,8 @@ def _in_rank(folder: Path, exercise: Exercise, source: Source, index: int) -> An
     import torch
     import torch.distributed as dist
 
+    from .calls import Recorder
     from .explain import end_when_out_of_step, note_raised
-    from .recorder import Recorder
 
     if not torch.cuda.is_available():  # NCCL keeps shared memory in files, which may be larger
         resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_OUTPUT_BYTES, _MAX_OUTPUT_BYTES))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .calls import Call
 from .checks import Wrong, listed
-from .recorder import Call
 
 Gradients = dict[str, Tensor | None]  # by name of the parameter; None: it has none
 

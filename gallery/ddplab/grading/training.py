@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms import join
 from torch.nn.parallel import DistributedDataParallel
 
+from .calls import Recorder, read_log
 from .checks import Wrong, expect
-from .recorder import Recorder, read_log
 
 Weights = dict[str, Tensor]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .checks import above_zero, at_least_zero, count
+from .arguments import above_zero, at_least_zero, count
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from .checks import above_zero, at_least_zero
+from .arguments import above_zero, at_least_zero
 from .link import Link, hops_and_volume
 
 

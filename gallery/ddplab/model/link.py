@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .buckets import MIB
-from .checks import above_zero, at_least_zero, count
+from .arguments import above_zero, at_least_zero, count
+from .assignment import MIB
 from .nccl import nccl_choice, nccl_seconds
 
 ALGORITHMS = ("ring", "pipelined-ring", "gloo", "tree", "halving-doubling", "link", "nccl", "nccl-gpudirect")

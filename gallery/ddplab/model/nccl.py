@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .buckets import MIB
-from .checks import above_zero, at_least_zero, count
+from .arguments import above_zero, at_least_zero, count
+from .assignment import MIB
 
 CHANNELS = 2  # ncclTopoPostset doubles the one channel of the ring, so that both trees have one
 # In µs: a start, and a hop over whatever network (hwLatencies, NCCL_HW_NET; with one rank per node a ring takes the

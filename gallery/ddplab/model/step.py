@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .buckets import assign
-from .checks import MOST, at_least_zero, count
+from .arguments import MOST, at_least_zero, count
+from .assignment import assign
 from .link import Link
 
 Gradient = tuple[float, int]  # (ready, in s from the start of the backward; bytes)

@@ -33,7 +33,7 @@ from ..runtime import shared_gpu
 from ..runtime.ranks import LAUNCH_LIMIT
 from . import plan, reach
 from .claims import about_nccl
-from .edition import DamagedError, Edition
+from .edition_folder import DamagedError, Edition
 from .items import Item, labs_of, proofs_of, tests_of
 from .keys import names_a_clock
 from .machine import grouped, hardware, is_good_for, machine, processor

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .contents import PATH, check, read_object
 from .contents import ArchiveError as ArchiveError
-from .edition import DamagedError, Edition
+from .edition_folder import DamagedError, Edition
 
 FORMAT = 1
 _INDEX = "archive.json"  # format, name of the edition, and the SHA-256 of every other file

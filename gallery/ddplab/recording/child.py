@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from ..runtime.rank import die_with_parent
-from .edition import Edition
+from .edition_folder import Edition
 
 _CHANNEL = "DDPLAB_RECORDING_CHANNEL"  # number of the socket that leads to the recorder
 _TIDY_S = 10.0  # to clean up after an interrupt, before a process is killed

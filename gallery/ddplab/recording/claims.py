@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .edition import Edition, read_results, write_results
+from .edition_folder import Edition, read_results, write_results
 from .items import Item, proofs_of
 from .machine import machine
 

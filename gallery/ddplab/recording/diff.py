@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .edition import Edition
+from .edition_folder import Edition
 from .items import results_of
 from .machine import grouped
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .edition import Edition
+from .edition_folder import Edition
 from .keys import claim_key, lab_key, names_a_clock
 from .machine import is_good_for
 from .reach import KIT

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime import shared_gpu
-from .edition import Edition
+from .edition_folder import Edition
 from .items import Item
 
 # Groups of labs, the most valuable first, each with its reason. What is in none comes after, in reading order.

@@ -373,7 +373,7 @@ def _follow(path: Path, target: list[str], rest: list[str]) -> set[Node]:
 
 
 def _by_string(text: str) -> set[Node]:
-    """The modules of the project that a string names: "_ext.cards.claims", or all that start with "_ext.cards."."""
+    """The modules of the project that a string names: "_ext.cards.register", or all that start with "_ext.cards."."""
     found: set[Node] = set()
     for dotted in _DOTTED.findall(text):
         root = (KIT.parent if dotted.startswith("ddplab") else KIT.parents[1] / "handbook").joinpath(*dotted.split("."))

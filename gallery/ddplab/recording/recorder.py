@@ -19,14 +19,14 @@ from typing import Any
 
 from .child import Child
 from .claims import write_results_of
-from .edition import Edition
+from .edition_folder import Edition
 from .items import Item
 from .labs import about
 from .plan import Times, dealt
 
 _GRACE_S = 20.0  # to clean up, for what hears that its time is up
 _OFF = [part for name in ("cacheprovider", "xdist", "timeout") for part in ("-p", f"no:{name}")]
-_PYTEST = ["-m", "pytest", *_OFF, "-p", "ddplab.recording.plugin"]
+_PYTEST = ["-m", "pytest", *_OFF, "-p", "ddplab.recording.as_tests"]
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..model.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
+from ..model.assignment import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
 from ..runtime.torch_private import after_backward, weak_tensor_dict
 
 # For each wrapped parameter: the id of the module it was wrapped in, the handle of its hook.

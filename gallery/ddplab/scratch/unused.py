@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..model.buckets import MIB, assign
+from ..model.assignment import MIB, assign
 from ..runtime.torch_private import after_backward
 
 

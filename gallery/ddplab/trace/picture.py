@@ -13,7 +13,7 @@ from .steps import Step
 
 _SIGNS = "123456789abcdefghijklmnopqrstuvwxyz"
 _WIDTH, _LEFT, _RIGHT, _BAR = 720.0, 96.0, 24.0, 22.0
-_COMPUTE, _COLLECTIVE, _INK, _MUTED = "#0072b2", "#7a3b8f", "#1f2328", "#8c959f"  # as in ddplab.labs.plotting
+_COMPUTE, _COLLECTIVE, _INK, _MUTED = "#0072b2", "#7a3b8f", "#1f2328", "#8c959f"  # as in ddplab.apparatus.plotting
 
 
 @dataclass(frozen=True)

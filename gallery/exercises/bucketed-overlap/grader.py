@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device
+from ddplab.grading.calls import Call, Recorder
 from ddplab.grading.checks import check, expect, listed
-from ddplab.grading.recorder import Call, Recorder
 from ddplab.grading.symptoms import Gradients, expect_gradients, gradients, mean
 
 # Input and factor of the loss, by rank: whole numbers, so that all sums are exact.

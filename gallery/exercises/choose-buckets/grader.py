@@ -21,9 +21,9 @@ from ddplab import device
 from ddplab.buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB
 from ddplab.costmodel import Step, bucketed
 from ddplab.grading import training
+from ddplab.grading.calls import Recorder
 from ddplab.grading.checks import Wrong, check, counted, expect, load_sibling
 from ddplab.grading.checks import milliseconds as ms
-from ddplab.grading.recorder import Recorder
 
 READ = "performance-overlap"
 BUCKETS = "internals-buckets"

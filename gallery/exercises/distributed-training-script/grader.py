@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import barrier, broadcast_object_list  # as they are, not recorded
 
+from ddplab.grading.calls import Recorder
 from ddplab.grading.checks import Wrong, check, expect, load_sibling
 from ddplab.grading.ports import free_port
 from ddplab.grading.processes import alive, allow_processes
-from ddplab.grading.recorder import Recorder
 
 trained, judges, errors = (load_sibling(__file__, name) for name in ("trained", "judges", "errors"))
 GROUP, HOME, Seen = judges.GROUP, judges.HOME, judges.Seen

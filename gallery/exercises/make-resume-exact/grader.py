@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from ddplab.grading.calls import Recorder
 from ddplab.grading.checks import Wrong, check, expect, load_sibling
-from ddplab.grading.recorder import Recorder
 
 runs, causes = (load_sibling(__file__, name) for name in ("runs", "causes"))
 Played, play = runs.Played, runs.play

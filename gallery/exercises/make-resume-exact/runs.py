@@ -22,8 +22,8 @@ from torch.utils.data import Dataset
 
 from ddplab import device
 from ddplab.grading import training
+from ddplab.grading.calls import Recorder
 from ddplab.grading.checks import Wrong, expect, load_module, text_of
-from ddplab.grading.recorder import Recorder
 
 MICRO, BATCHES, WIDTH, DROPPED = 4, 4, 32, 0.2
 STARTER = Path(__file__).parent / "starter.py"

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from ddplab.grading.calls import Recorder
 from ddplab.grading.checks import Wrong, check, expect, first_line, listed, load_module, text_of
 from ddplab.grading.disk import DiskWatch, Files, Moment, Op, age, file_limit, read_files, write_files
-from ddplab.grading.recorder import Recorder
 
 READ = "checkpointing-atomic"
 NUMBERS = 8_000  # of 8 random bytes each, which no compression makes smaller

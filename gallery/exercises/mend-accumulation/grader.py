@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import mse_loss
 
 from ddplab.grading import training
+from ddplab.grading.calls import Recorder
 from ddplab.grading.checks import Wrong, check, counted, expect, load_sibling
-from ddplab.grading.recorder import Recorder
 from ddplab.grading.symptoms import Gradients, Symptom, expect_gradients, gradients, times, total
 from ddplab.grading.training import Weights
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddplab import device
 from ddplab.grading import training
-from ddplab.grading.recorder import Call, Recorder
+from ddplab.grading.calls import Call, Recorder
 from ddplab.grading.symptoms import Gradients, gradients
 from ddplab.grading.training import Weights
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from ddplab import device
 from ddplab.grading import training
+from ddplab.grading.calls import Recorder
 from ddplab.grading.checks import Wrong, check, expect
-from ddplab.grading.recorder import Recorder
 from ddplab.grading.training import Weights
 
 LR, PATIENCE, MAX_EPOCHS = 0.05, 2, 14

@@ -14,8 +14,8 @@ from torch.nn.functional import mse_loss
 
 from ddplab import device
 from ddplab.grading import training
+from ddplab.grading.calls import Recorder
 from ddplab.grading.checks import check, expect
-from ddplab.grading.recorder import Recorder
 from ddplab.grading.training import Weights
 
 LR, READ = 0.125, "fault-uneven-batches"

@@ -13,8 +13,8 @@ from torch.nn.functional import mse_loss
 
 from ddplab import device
 from ddplab.grading import training
+from ddplab.grading.calls import Recorder
 from ddplab.grading.checks import Wrong, check, expect
-from ddplab.grading.recorder import Recorder
 from ddplab.grading.training import Weights
 
 LR = 0.05

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device
+from ddplab.grading.calls import Call, Recorder
 from ddplab.grading.checks import Check, check, expect
-from ddplab.grading.recorder import Call, Recorder
 from ddplab.grading.symptoms import (
     Gradients,
     Symptom,

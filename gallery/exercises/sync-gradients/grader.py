@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device
+from ddplab.grading.calls import Call, Recorder
 from ddplab.grading.checks import check, expect
-from ddplab.grading.recorder import Call, Recorder
 from ddplab.grading.symptoms import Gradients, expect_gradients, gradients, mean
 
 # The gradient of each parameter, by rank. The largest is the last on rank 0 and the first on rank

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
-from ..evidence import labs
+from ..evidence import lab_source
 from ..markup import cross_reference, inline
 from ..news import nothing_read
 from ..problems import BuildError, end_if_any, suggestion, warn_at
@@ -108,8 +108,8 @@ class CardDirective(SphinxDirective):
         """Links to what shows the answer, with a dot between them."""
         first = True
         for kind, target in source.evidence:
-            lab = labs.all_labs().get(target) if kind == "lab" else None
-            if lab and labs.waits_here(lab, self.env):
+            lab = lab_source.all_labs().get(target) if kind == "lab" else None
+            if lab and lab_source.waits_here(lab, self.env):
                 continue  # no card points to it until an edition has run it
             if not first:
                 yield nodes.Text(" · ")
@@ -121,7 +121,7 @@ class CardDirective(SphinxDirective):
             if kind == "lab":
                 if lab is None:
                     message = f"{source.kind} {source.id!r}: evidence lab:{target} is not a lab"
-                    warn_at(self.env, message + suggestion(target, labs.all_labs()), self.lineno)
+                    warn_at(self.env, message + suggestion(target, lab_source.all_labs()), self.lineno)
                     continue
                 target = f"/{lab.docname}"
             role = {"lab": "std:doc", "claim": "claims:claim", "section": "std:ref"}[kind]
@@ -165,7 +165,9 @@ def check(app: Sphinx, env: BuildEnvironment) -> None:
     with _kept().open("wb") as file:
         pickler = pickle.Pickler(file)
         pickler.fast = True  # the same bytes, whichever process read a page
-        pickler.dump({name: replace(card, path=Path(relpath(card.path, labs.ROOT))) for name, card in cards.items()})
+        pickler.dump(
+            {name: replace(card, path=Path(relpath(card.path, lab_source.ROOT))) for name, card in cards.items()}
+        )
 
 
 def cards_of_the_book() -> dict[str, Card]:
@@ -178,11 +180,11 @@ def cards_of_the_book() -> dict[str, Card]:
         found: dict[str, Card] = pickle.loads(_kept().read_bytes())
     except (OSError, pickle.UnpicklingError, AttributeError, ImportError, EOFError):
         raise BuildError(f"the cards of the book are not in {_kept()}; run: make html") from None
-    return {name: replace(card, path=labs.ROOT / card.path) for name, card in found.items()}
+    return {name: replace(card, path=lab_source.ROOT / card.path) for name, card in found.items()}
 
 
 def _kept() -> Path:
-    return labs.ROOT / "_build" / "cards.pickle"
+    return lab_source.ROOT / "_build" / "cards.pickle"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

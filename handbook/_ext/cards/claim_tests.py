@@ -15,7 +15,7 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.builders import Builder
 
-from ..evidence import labs
+from ..evidence import lab_source
 from ..evidence.proofs import Proof, read_proofs
 from ..markup import has_folds
 from ..news import to_write
@@ -26,7 +26,7 @@ FOLDER = "_claims"
 def test_uri(builder: Builder, docname: str, proof: Proof) -> str:
     """Where the source of a test is shown, or the lab, from a document; the web book only has such pages."""
     if proof.lab:
-        return builder.get_relative_uri(docname, labs.all_labs()[proof.lab].docname)
+        return builder.get_relative_uri(docname, lab_source.all_labs()[proof.lab].docname)
     return f"{builder.get_relative_uri(docname, f'{FOLDER}/{proof.path.stem}')}#{proof.name}"
 
 

@@ -12,7 +12,7 @@ from sphinx.util.docutils import SphinxDirective
 from ddplab.recording.machine import differences, processor
 
 from ..evidence.lab_pieces import ranks_text
-from ..evidence.labs import Lab, all_labs, edition_of, lab_evidence, manifest_file, read_json
+from ..evidence.lab_source import Lab, all_labs, edition_of, lab_evidence, manifest_file, read_json
 
 _NEEDED = ("edition", "machine", "torch", "nccl", "gpus", "backends", "world_sizes", "commit")
 _NAMES = {"cpu": "Processor", "gpus": "GPUs", "cuda": "CUDA", "nccl": "NCCL", "torch": "torch", "gpu": "GPU"}

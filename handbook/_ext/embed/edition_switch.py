@@ -15,7 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from ..evidence.labs import edition_of, recorded_editions
+from ..evidence.lab_source import edition_of, recorded_editions
 from ..order import Page
 
 SCRIPT = "editions.js"

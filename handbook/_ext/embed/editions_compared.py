@@ -13,10 +13,10 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from ddplab.recording.diff import Comparison, compare
-from ddplab.recording.edition import DamagedError, Edition
+from ddplab.recording.edition_folder import DamagedError, Edition
 from ddplab.recording.items import results_of
 
-from ..evidence import labs
+from ..evidence import lab_source
 from ..problems import BuildError
 from .edition_page import fact, fact_name, in_order, lab_link, table
 from .measured import value_text
@@ -29,11 +29,11 @@ class EditionsCompared(SphinxDirective):
         """Compare the default edition with each of the others."""
         names = list(dict.fromkeys([self.config.labs_default_edition, *self.config.labs_recorded]))
         for name in names:
-            self.env.note_dependency(str(labs.edition(name).folder / "manifest.json"))
+            self.env.note_dependency(str(lab_source.edition(name).folder / "manifest.json"))
         if len(names) < 2:
             return [nodes.paragraph("", f"Only the edition {names[0]} is recorded so far.")]
         try:
-            first, *others = editions = [labs.edition(name) for name in names]
+            first, *others = editions = [lab_source.edition(name) for name in names]
             pairs = [compare(first, other) for other in others]
             counts = [_counts(edition) for edition in editions]
         except DamagedError as error:
@@ -43,7 +43,7 @@ class EditionsCompared(SphinxDirective):
         facts = [[fact_name(name), *of_fact[name]] for name in in_order(of_fact)]
         facts += [[what, *[one[what] for one in counts]] for what in sorted(set().union(*counts))]
         shown: list[nodes.Node] = [table(facts, ["Fact", *names])]
-        known = labs.all_labs()
+        known = lab_source.all_labs()
         if results := _beside(pairs, _results):
             for row in results:
                 row[1] = lab_link(self, known[row[1]]) if row[0] == "lab" and row[1] in known else row[1]
@@ -74,7 +74,7 @@ def _counts(edition: Edition) -> Counter[str]:
         f"labs: {'failed' if kept.get('failed') else 'not shown' if kept.get('needs') else 'ran'}"
         for kept in edition.labs().values()
     )
-    return states + Counter(f"claims: {kept['outcome']}" for kept in results_of(edition, labs.ROOT).values())
+    return states + Counter(f"claims: {kept['outcome']}" for kept in results_of(edition, lab_source.ROOT).values())
 
 
 def _results(pair: Comparison) -> Iterable[tuple[tuple[str, ...], str, str]]:
@@ -96,6 +96,6 @@ def _value(value: float | str | None, unit: str) -> str:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive."""
-    app.setup_extension("_ext.evidence.labs")
+    app.setup_extension("_ext.evidence.lab_source")
     app.add_directive("editions-compared", EditionsCompared)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -13,7 +13,7 @@ from sphinx.writers.html5 import HTML5Translator
 
 from ddplab.grading.exercises import find_exercise
 
-from ..evidence import labs
+from ..evidence import lab_source
 from ..order import Reading
 
 
@@ -25,7 +25,7 @@ def add_links(app: Sphinx, document: nodes.document) -> None:
     """Put the level below the title of its section, and a link below the starter, outside the fold that holds it."""
     for block in list(document.findall(nodes.literal_block)):
         path = Path(block.get("source", ""))
-        if path.name != "starter.py" or path.parent.parent != labs.ROOT / "gallery" / "exercises":
+        if path.name != "starter.py" or path.parent.parent != lab_source.ROOT / "gallery" / "exercises":
             continue
         level = nodes.paragraph("", f"{str(find_exercise(path.parent.name).level).capitalize()}.", classes=["level"])
         shown: nodes.Element = block

@@ -15,7 +15,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from ..order import Resolving
 from .svg_slim import slim
 
-# The palette of ddplab.labs.plotting, as custom properties of the style sheet; elsewhere the colours stay as they are.
+# The palette of ddplab.apparatus.plotting, as custom properties of the style sheet; elsewhere colors stay as they are.
 RANK_COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a7b00", "#6b6b6b"]
 _PAGE_COLORS = {color: f"var(--rank-{rank}, {color})" for rank, color in enumerate(RANK_COLORS)} | {
     "#1f2328": "currentColor",

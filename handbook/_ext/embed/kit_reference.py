@@ -22,7 +22,7 @@ from sphinx.ext.napoleon.docstring import GoogleDocstring
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import ExtensionMetadata
 
-from ..evidence import labs
+from ..evidence import lab_source
 from ..problems import warn_at
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Kit(SphinxDirective):
     def _described(self, path: str, indent: str) -> list[str]:
         import griffe
 
-        found: griffe.Object | griffe.Alias = _kit(labs.ROOT / "gallery")[path.removeprefix("ddplab.")]
+        found: griffe.Object | griffe.Alias = _kit(lab_source.ROOT / "gallery")[path.removeprefix("ddplab.")]
         found = found.final_target if isinstance(found, griffe.Alias) else found
         self.env.note_dependency(str(found.filepath))
         kind, shown, options = "data", "", [f"   :value: {getattr(found, 'value', '')}"]

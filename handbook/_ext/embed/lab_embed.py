@@ -15,7 +15,7 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from ..evidence import labs
+from ..evidence import lab_source
 from ..evidence.lab_pieces import EmbedError, between, function_source, runs_nothing, some_lines, stamp_text
 from ..markup import captioned, cross_reference
 from ..problems import BuildError, suggestion, warn_at
@@ -39,12 +39,12 @@ class Embed(SphinxDirective):
             return []
 
     @abstractmethod
-    def show(self, lab: labs.Lab) -> list[nodes.Node]:
+    def show(self, lab: lab_source.Lab) -> list[nodes.Node]:
         """The nodes of the piece."""
 
-    def lab(self) -> labs.Lab:
+    def lab(self) -> lab_source.Lab:
         """The lab that is named."""
-        name, known = self.arguments[0], labs.all_labs()
+        name, known = self.arguments[0], lab_source.all_labs()
         if name not in known:
             raise EmbedError(f"there is no such lab{suggestion(name, known)}")
         return known[name]
@@ -57,12 +57,12 @@ class Embed(SphinxDirective):
             raise EmbedError(f"{wrong}; the lab has {available or 'none'}" + ", counted from 1" * bool(available))
         return int(given)
 
-    def missing(self, lab: labs.Lab, available: int) -> list[nodes.Node] | None:
+    def missing(self, lab: lab_source.Lab, available: int) -> list[nodes.Node] | None:
         """What stands in place of a piece that is missing because the lab failed, or has not run; None if it is there.
 
         Nothing stands for a lab that waits for a GPU.
         """
-        evidence = labs.lab_evidence(lab, self.config)
+        evidence = lab_source.lab_evidence(lab, self.config)
         given, reason = self.arguments[1] if len(self.arguments) > 1 else "", not_shown(evidence)
         if not reason or (given.isdigit() and int(given) <= available):
             return None
@@ -70,15 +70,16 @@ class Embed(SphinxDirective):
             return []
         return [nodes.note("", nodes.paragraph("", reason), self.link(lab, f"lab {lab.id}"))]
 
-    def stamp(self, lab: labs.Lab) -> nodes.paragraph:
+    def stamp(self, lab: lab_source.Lab) -> nodes.paragraph:
         """What it ran on, as a link to the lab where the lab is part of the same project."""
         self.env.note_dependency(str(lab.shown_file(self.config)))
         said = runs_nothing(lab.script)  # the machine that drew it says nothing about what is shown
-        stamp = self.link(lab, f"Nothing ran, {said}" if said else stamp_text(labs.lab_evidence(lab, self.config)))
+        evidence = lab_source.lab_evidence(lab, self.config)
+        stamp = self.link(lab, f"Nothing ran, {said}" if said else stamp_text(evidence))
         stamp["lab"], stamp["ran"] = lab.id, True  # for `section_stamps`
         return stamp
 
-    def link(self, lab: labs.Lab, text: str) -> nodes.paragraph:
+    def link(self, lab: lab_source.Lab, text: str) -> nodes.paragraph:
         """Small print below the piece."""
         shown: nodes.Node = nodes.inline("", text)
         if lab.docname in self.env.found_docs:
@@ -96,12 +97,12 @@ class LabFigure(Embed):
         "class": directives.class_option,
     }
 
-    def show(self, lab: labs.Lab) -> list[nodes.Node]:
+    def show(self, lab: lab_source.Lab) -> list[nodes.Node]:
         """A figure node, so that it is numbered and can be referred to."""
         alt = " ".join((self.options.get("alt") or "").split())
         if not alt:
             raise EmbedError("add :alt: and say what the figure shows, for those who cannot see it")
-        stamp, evidence = self.stamp(lab), labs.lab_evidence(lab, self.config)
+        stamp, evidence = self.stamp(lab), lab_source.lab_evidence(lab, self.config)
         images = [figure["file"] for block in evidence["blocks"] for figure in block.get("figures", ())]
         if (missing := self.missing(lab, len(images))) is not None:
             return missing
@@ -116,9 +117,9 @@ class LabOutput(Embed):
 
     option_spec: ClassVar[Any] = {"lines": directives.unchanged_required, "class": directives.class_option}
 
-    def show(self, lab: labs.Lab) -> list[nodes.Node]:
+    def show(self, lab: lab_source.Lab) -> list[nodes.Node]:
         """A literal block; `lanes` gives ranks their colours."""
-        stamp, evidence = self.stamp(lab), labs.lab_evidence(lab, self.config)
+        stamp, evidence = self.stamp(lab), lab_source.lab_evidence(lab, self.config)
         blocks = ["\n".join(block["printed"]) for block in evidence["blocks"] if "printed" in block]
         if (missing := self.missing(lab, len(blocks))) is not None:
             return missing
@@ -145,7 +146,7 @@ class LabCode(Embed):
         "class": directives.class_option,
     }
 
-    def show(self, lab: labs.Lab) -> list[nodes.Node]:
+    def show(self, lab: lab_source.Lab) -> list[nodes.Node]:
         """A literal block in Python, and which lab it is from."""
         self.env.note_dependency(lab.script)
         source = lab.script.read_text(encoding="utf-8")
@@ -170,15 +171,15 @@ class LabStamp(Embed):
 
     optional_arguments = 0
 
-    def show(self, lab: labs.Lab) -> list[nodes.Node]:
+    def show(self, lab: lab_source.Lab) -> list[nodes.Node]:
         """The stamp only; none for a lab that waits for a GPU."""
         stamp = self.stamp(lab)
-        return [] if labs.lab_evidence(lab, self.config).get("needs") else [stamp]
+        return [] if lab_source.lab_evidence(lab, self.config).get("needs") else [stamp]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
-    app.setup_extension("_ext.evidence.labs")
+    app.setup_extension("_ext.evidence.lab_source")
     app.add_directive("lab-figure", LabFigure)
     app.add_directive("lab-output", LabOutput)
     app.add_directive("lab-code", LabCode)

@@ -11,7 +11,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from ..evidence.labs import Lab, all_labs, waits_here
+from ..evidence.lab_source import Lab, all_labs, waits_here
 from ..markup import cross_reference
 from ..order import Reading
 from .lab_page import WAITING

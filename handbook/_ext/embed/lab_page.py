@@ -13,9 +13,9 @@ from sphinx.application import Sphinx
 from ddplab.recording.items import lab_item
 from ddplab.recording.keys import block_key
 
-from ..evidence import labs
+from ..evidence import lab_source
 from ..evidence.lab_pieces import runs_nothing, stamp_text
-from ..evidence.labs import Lab, all_labs, lab_evidence
+from ..evidence.lab_source import Lab, all_labs, lab_evidence
 from ..markup import cross_reference
 from ..order import Reading
 from ..problems import BuildError, expect
@@ -66,13 +66,13 @@ def complete(app: Sphinx, doctree: nodes.document) -> None:
         if number == failed:
             message = evidence["failed"]
             outputs.append(nodes.literal_block(message, message, language="pytb", classes=["lab-failed"]))
-        shown = fold(block, str(lab.script.relative_to(labs.ROOT)))
+        shown = fold(block, str(lab.script.relative_to(lab_source.ROOT)))
         below = shown.parent.index(shown) + 1
         shown.parent[below:below] = outputs
 
 
 def _how_to_run(app: Sphinx, lab: Lab, evidence: dict[str, Any]) -> nodes.paragraph:
-    path = lab.script.relative_to(labs.ROOT).as_posix()
+    path = lab.script.relative_to(lab_source.ROOT).as_posix()
     command = f"python {path}"
     level = str(lab.told[1]).capitalize()
     line = nodes.paragraph("", f"{level}. Run it: ", nodes.literal(command, command), classes=["lab-run"])
@@ -95,7 +95,7 @@ def _proves(app: Sphinx, lab: Lab) -> Iterator[nodes.Node]:
 
 def script_download(docname: str, lab: Lab, text: str) -> addnodes.download_reference:
     """A link that downloads the script of a lab."""
-    target = "/" + os.path.relpath(lab.script, labs.ROOT / "handbook").replace(os.sep, "/")
+    target = "/" + os.path.relpath(lab.script, lab_source.ROOT / "handbook").replace(os.sep, "/")
     label = nodes.inline("", text)
     return addnodes.download_reference("", "", label, refdoc=docname, reftarget=target, refexplicit=True)
 
@@ -145,10 +145,10 @@ def _outputs(lab: Lab, evidence: dict[str, Any], recorded: dict[str, Any]) -> It
 
 def figure_uri(evidence: dict[str, Any], name: str) -> str:
     """Where Sphinx finds a figure of a lab, from the folder of the book."""
-    path = labs.ROOT / evidence["folder"] / name
+    path = lab_source.ROOT / evidence["folder"] / name
     if not path.exists():
         raise BuildError(f"{path} is missing; restore it with git, or record it again: make edition NAME=…")
-    return "/" + os.path.relpath(path, labs.ROOT / "handbook").replace(os.sep, "/")
+    return "/" + os.path.relpath(path, lab_source.ROOT / "handbook").replace(os.sep, "/")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

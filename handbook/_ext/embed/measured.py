@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxRole
 from sphinx.writers.html5 import HTML5Translator
 
-from ..evidence import labs
+from ..evidence import lab_source
 from ..evidence.lab_pieces import stamp_text
 from ..markup import close
 from ..problems import BuildError, suggestion, warn_at
@@ -47,12 +47,12 @@ class MeasuredRole(SphinxRole):
         target = _TARGET.fullmatch(self.text)
         if not target:
             raise ValueError("write lab-id.name, or lab-id.name:.2f with a format")
-        lab = labs.all_labs().get(target["lab"])
+        lab = lab_source.all_labs().get(target["lab"])
         if lab is None:
-            raise ValueError(f"there is no lab {target['lab']!r}{suggestion(target['lab'], labs.all_labs())}")
+            raise ValueError(f"there is no lab {target['lab']!r}{suggestion(target['lab'], lab_source.all_labs())}")
         self.env.note_dependency(str(lab.shown_file(self.config)))
         try:
-            evidence = labs.lab_evidence(lab, self.config)
+            evidence = lab_source.lab_evidence(lab, self.config)
         except BuildError as error:
             raise ValueError(str(error)) from error
         kept = evidence["values"].get(target["name"])
@@ -65,7 +65,7 @@ class MeasuredRole(SphinxRole):
             )
         text = value_text(kept["value"], kept["unit"], target["format"])
         number = measured("", text, source=source)
-        if evidence["borrowed"] and labs.edition_of(self.config) != "here":  # there, most of the book is borrowed
+        if evidence["borrowed"] and lab_source.edition_of(self.config) != "here":  # there, most of the book is borrowed
             number += nodes.inline("", f"{_SPACE}({evidence['edition']})", classes=["borrowed"])
         return number
 
@@ -101,7 +101,7 @@ def visit_measured(self: HTML5Translator, node: nodes.Element) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the role and its node."""
-    app.setup_extension("_ext.evidence.labs")
+    app.setup_extension("_ext.evidence.lab_source")
     app.add_role("measured", MeasuredRole())
     app.add_node(measured, html=(visit_measured, close))
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

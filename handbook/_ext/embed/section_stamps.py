@@ -14,7 +14,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
-from ..evidence import labs
+from ..evidence import lab_source
 from ..evidence.lab_pieces import ranks_text, runs_nothing, stamp_text
 from ..markup import close, cross_reference, has_folds
 from ..order import Reading
@@ -48,8 +48,8 @@ def _stamp(app: Sphinx, section: nodes.section, stamps: list[nodes.paragraph], p
         legend.remove(stamp)
         if isinstance(legend, nodes.legend) and not legend.children:
             legend.parent.remove(legend)
-    known = labs.all_labs()
-    evidence = {name: labs.lab_evidence(known[name], app.config) for name in ran}
+    known = lab_source.all_labs()
+    evidence = {name: lab_source.lab_evidence(known[name], app.config) for name in ran}
     below: dict[str, list[str]] = {}
     measured = []
     for name, kept in evidence.items():
@@ -80,7 +80,7 @@ def _summary(measured: list[dict[str, Any]]) -> str:
     )
 
 
-def _line(app: Sphinx, text: str, of: list[labs.Lab]) -> nodes.paragraph:
+def _line(app: Sphinx, text: str, of: list[lab_source.Lab]) -> nodes.paragraph:
     """``2 ranks · gloo · …: bucket-xray, ring-allreduce``, each a link where the lab is part of the same project."""
     line = nodes.paragraph("", f"{text}: ", classes=["stamp"])
     for lab in of:

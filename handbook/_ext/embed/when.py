@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
-from ..evidence import labs
+from ..evidence import lab_source
 from ..problems import BuildError, suggestion, warn_at
 
 
@@ -24,9 +24,9 @@ def manifest(env: BuildEnvironment) -> dict[str, Any]:
     Raises:
         BuildError: it is missing or damaged.
     """
-    path = labs.manifest_file(env.config)
+    path = lab_source.manifest_file(env.config)
     env.note_dependency(str(path))
-    return labs.read_json(path, "edition", "machine", "torch", "nccl", "gpus", "backends")
+    return lab_source.read_json(path, "edition", "machine", "torch", "nccl", "gpus", "backends")
 
 
 def _conditions(shown: dict[str, Any]) -> dict[str, bool]:
@@ -110,9 +110,9 @@ def _machines(env: BuildEnvironment) -> str:
     """On what all committed editions were recorded, and what no edition has: ``on …; none on two GPUs yet``."""
     shown = []
     for name in dict.fromkeys([env.config.labs_default_edition, *env.config.labs_recorded]):
-        path = labs.edition(name).folder / "manifest.json"
+        path = lab_source.edition(name).folder / "manifest.json"
         env.note_dependency(str(path))
-        shown.append(labs.read_json(path, "edition", "machine", "torch", "nccl", "gpus", "backends"))
+        shown.append(lab_source.read_json(path, "edition", "machine", "torch", "nccl", "gpus", "backends"))
     *others, last = dict.fromkeys(_facts(one)["device"] for one in shown)
     most = max(len(one["machine"].get("gpus", [])) for one in shown)
     lacks = {0: "; none on a GPU yet", 1: "; none on two GPUs yet"}.get(most, "")
@@ -133,7 +133,7 @@ def _facts(shown: dict[str, Any]) -> dict[str, str]:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register directive and roles."""
-    app.setup_extension("_ext.evidence.labs")
+    app.setup_extension("_ext.evidence.lab_source")
     app.add_directive("when", WhenDirective)
     app.add_role("when", WhenRole())
     app.add_role("edition", EditionRole())

@@ -21,7 +21,7 @@ from sphinx.util._serialise import stable_str
 from sphinx_gallery.gen_gallery import generate_gallery_rst
 from sphinx_gallery.utils import get_md5sum
 
-from ddplab.recording.edition import DamagedError
+from ddplab.recording.edition_folder import DamagedError
 from ddplab.recording.keys import lab_key
 from ddplab.recording.reach import load_cache, save_cache
 from ddplab.runtime.evidence import write_json
@@ -29,8 +29,8 @@ from ddplab.runtime.evidence import write_json
 from ..news import SIDE_FORMS
 from ..order import Configured, Finished, Started
 from ..problems import BuildError, suggestion
-from . import labs
-from .labs import Lab, all_labs, edition, edition_of, lab_evidence, recorded_editions
+from . import lab_source
+from .lab_source import Lab, all_labs, edition, edition_of, lab_evidence, recorded_editions
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ class Turn:
     def __init__(self) -> None:
         # A build that broke off has not let go of them; the next one in this process may.
         lock = partial(FileLock, is_singleton=True)
-        self.entrance = lock(labs.ROOT / "_build" / "building.lock")
-        self.forms = {name: lock(labs.ROOT / "_build" / f"{name}.lock") for name in (*SIDE_FORMS, "revealjs")}
+        self.entrance = lock(lab_source.ROOT / "_build" / "building.lock")
+        self.forms = {name: lock(lab_source.ROOT / "_build" / f"{name}.lock") for name in (*SIDE_FORMS, "revealjs")}
 
     def wait(self, app: Sphinx) -> None:
         """Wait until no other build makes pages, nor this form."""
@@ -85,11 +85,11 @@ def select_evidence(app: Sphinx) -> None:
         name = config.labs_edition
         known = suggestion(name, recorded_editions())
         raise BuildError(f"there is no edition {name!r} (make edition NAME={name} would record it){known}")
-    load_cache(labs.ROOT / "_build" / "keys.json")
+    load_cache(lab_source.ROOT / "_build" / "keys.json")
     try:
         for name in dict.fromkeys([*recorded_editions(), edition_of(config)]):  # of each, some page shows values
             for lab_id, kept in edition(name).labs().items() if name else ():
-                labs.refuse_shared_times(lab_id, kept, name)
+                lab_source.refuse_shared_times(lab_id, kept, name)
         waiting = []
         for lab in all_labs().values():
             shown = _evidence(lab, edition_of(config), config.labs_default_edition)
@@ -98,7 +98,7 @@ def select_evidence(app: Sphinx) -> None:
             if _read_shown(lab.shown_file(config)) != shown:
                 write_json(lab.shown_file(config), shown)
             waiting += [lab.id] * shown["waiting"]
-        path, ids = labs.waiting_file(config), "\n".join(waiting)
+        path, ids = lab_source.waiting_file(config), "\n".join(waiting)
         if all_labs() and not (path.is_file() and path.read_text() == ids):
             path.write_text(ids)
     except (DamagedError, ValueError) as error:
@@ -108,7 +108,7 @@ def select_evidence(app: Sphinx) -> None:
 def _read_shown(path: Path) -> dict[str, Any] | None:
     """What an earlier build has shown; None if that file is missing or damaged: it is written again."""
     try:
-        return labs.read_json(path)
+        return lab_source.read_json(path)
     except BuildError:
         return None
 
@@ -134,7 +134,7 @@ def _evidence(lab: Lab, chosen: str, default: str) -> dict[str, Any]:
         return {**kept, "edition": name, "borrowed": False, "folder": "", "stale": False, "waiting": True}
     kept = found[name]
     stale = kept["key"] != lab_key(lab.script, kept["read"])
-    folder = os.path.relpath(edition(name).lab_file(lab.id).parent, labs.ROOT)
+    folder = os.path.relpath(edition(name).lab_file(lab.id).parent, lab_source.ROOT)
     borrowed = name != chosen
     return {**kept, "edition": name, "borrowed": borrowed, "folder": folder, "stale": stale, "waiting": False}
 
@@ -152,7 +152,7 @@ def generate_pages(app: Sphinx, settings: str) -> None:
     folders = [Path(app.srcdir, folder) for folder in app.config.sphinx_gallery_conf["examples_dirs"]]
     files = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
     stamps = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
-    made_from = Path(labs.ROOT, "handbook", "labs", ".made-from")
+    made_from = Path(lab_source.ROOT, "handbook", "labs", ".made-from")
     digest = hashlib.sha256(f"{stamps} {metadata.version('sphinx-gallery')} {settings}".encode()).hexdigest()
     made = [lab.generated / f"{lab.script.stem}.rst" for lab in all_labs().values()]
     made += [Path(app.srcdir, folder, "index.rst") for folder in app.config.sphinx_gallery_conf["gallery_dirs"]]
@@ -174,7 +174,7 @@ def mark_generated() -> None:
 
 def finish(app: Sphinx, error: Exception | None) -> None:
     """Name the labs whose outputs are of older code, the command that runs them, and what `make live` has run."""
-    save_cache(labs.ROOT / "_build" / "keys.json")
+    save_cache(lab_source.ROOT / "_build" / "keys.json")
     if error is not None:
         return
     shown = {lab.id: lab_evidence(lab, app.config) for lab in all_labs().values()}
@@ -193,7 +193,7 @@ def finish(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the hooks."""
-    app.setup_extension("_ext.evidence.labs")
+    app.setup_extension("_ext.evidence.lab_source")
     turn = Turn()
     app.connect("builder-inited", turn.wait, Started.WAIT)
     app.connect("builder-inited", turn.share, Started.SHARE)

@@ -9,12 +9,12 @@ from typing import Any
 
 from sphinx.config import Config
 
-from ddplab.recording.edition import DamagedError, Edition
+from ddplab.recording.edition_folder import DamagedError, Edition
 from ddplab.recording.items import Item, lab_item, results_of, tests_in
 from ddplab.recording.script import lab_id
 
 from ..problems import BuildError
-from . import labs
+from . import lab_source
 from .lab_pieces import counts_text, ranks_text, stamp_text
 
 
@@ -83,7 +83,7 @@ class NcclRun:
 
 def test_files() -> list[Path]:
     """The files that hold the tests."""
-    return sorted((labs.ROOT / "tests" / "claims").glob("test_*.py"))
+    return sorted((lab_source.ROOT / "tests" / "claims").glob("test_*.py"))
 
 
 def read_proofs() -> list[Proof]:
@@ -92,7 +92,7 @@ def read_proofs() -> list[Proof]:
     Raises:
         SyntaxError: a file is not valid Python.
     """
-    files = [*test_files(), *(lab.script for lab in labs.all_labs().values())]
+    files = [*test_files(), *(lab.script for lab in lab_source.all_labs().values())]
     return [proof for path in files for proof in _proofs_of(path, path.stat().st_mtime_ns)]
 
 
@@ -108,8 +108,8 @@ def _proofs_of(path: Path, _changed: int) -> list[Proof]:
 
 def results_edition(config: Config) -> Edition | None:
     """The edition whose results this build shows: the default one where labs were run here, which runs no claims."""
-    name = config.labs_default_edition if labs.edition_of(config) == "here" else labs.edition_of(config)
-    recorded = labs.edition(name) if name else None
+    name = config.labs_default_edition if lab_source.edition_of(config) == "here" else lab_source.edition_of(config)
+    recorded = lab_source.edition(name) if name else None
     return recorded if recorded and recorded.has_claims() else None
 
 
@@ -130,7 +130,7 @@ def result_files(edition: Edition) -> list[Path]:
 
 def proving_labs() -> list[Path]:
     """The scripts of the labs that prove claims."""
-    scripts = (lab.script for lab in labs.all_labs().values())
+    scripts = (lab.script for lab in lab_source.all_labs().values())
     return [script for script in scripts if _proofs_of(script, script.stat().st_mtime_ns)]
 
 
@@ -142,7 +142,7 @@ def _stamps(files: list[Path]) -> tuple[tuple[Path, int], ...]:
 def _read(edition: Edition, _files: tuple[Any, ...], _labs: tuple[Any, ...]) -> dict[str, Any]:
     """Read once for as long as its files stay as they are: every page with claims asks for those of all editions."""
     try:
-        return results_of(edition, labs.ROOT)
+        return results_of(edition, lab_source.ROOT)
     except DamagedError as error:
         raise BuildError(str(error)) from None
 
@@ -156,8 +156,8 @@ def nccl_runs(proof: Proof | None) -> list[NcclRun]:
     found: list[NcclRun] = []
     if proof is None:
         return found
-    for name in labs.recorded_editions():
-        kept = read_results(labs.edition(name)).get(proof.claim)
+    for name in lab_source.recorded_editions():
+        kept = read_results(lab_source.edition(name)).get(proof.claim)
         launches = [launch for launch in kept["launches"] if launch["ranks"] > 1] if kept else []
         on_nccl = [launch for launch in launches if launch["backend"] == "nccl"]
         if kept and on_nccl and kept["outcome"] in {"passed", "failed"}:

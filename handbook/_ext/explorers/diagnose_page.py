@@ -24,7 +24,7 @@ from ddplab.diagnose.entry import FOLDER, EntryError, entries
 from ddplab.diagnose.tables import TABLES
 
 from ..embed.lab_page import not_shown
-from ..evidence import labs
+from ..evidence import lab_source
 from ..markup import close, has_folds
 from ..problems import BuildError, suggestion
 from .error_index import entry_names, page_name
@@ -77,12 +77,12 @@ class Diagnose(SphinxDirective):
         return [node]
 
     def _logs(self, name: str, names: list[str]) -> tuple[list[tuple[str, str]], str]:
-        known = labs.all_labs()
+        known = lab_source.all_labs()
         if name not in known:
             raise BuildError(f"diagnose: there is no lab {name!r}{suggestion(name, known)}")
         lab = known[name]
         self.env.note_dependency(str(lab.shown_file(self.config)))
-        evidence = labs.lab_evidence(lab, self.config)
+        evidence = lab_source.lab_evidence(lab, self.config)
         texts = ["\n".join(block["printed"]) for block in evidence["blocks"] if "printed" in block]
         if len(texts) != len(names) and not not_shown(evidence):
             raise BuildError(f"diagnose: {len(names)} names of logs, but {name} printed {len(texts)}; name each")

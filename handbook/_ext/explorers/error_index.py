@@ -21,7 +21,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from ddplab.diagnose.entry import FOLDER, Entry, EntryError, Match, entries
 
-from ..evidence import labs
+from ..evidence import lab_source
 from ..markup import cross_reference, has_folds, inline
 from ..order import Resolving
 from ..problems import BuildError, warn_at
@@ -154,7 +154,7 @@ class ErrorIndex(SphinxDirective):
         """Where it was reproduced, or why not."""
         if not entry.lab:
             return [nodes.Text(f"Not in a lab: {entry.not_run}.")]
-        lab = labs.all_labs().get(entry.lab)
+        lab = lab_source.all_labs().get(entry.lab)
         if lab is None:
             warn_at(
                 self.env,

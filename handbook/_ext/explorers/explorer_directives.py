@@ -19,7 +19,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
 
-from ddplab.model import buckets, interval, link, step
+from ddplab.model import assignment, interval, link, step
 
 from ..embed.figures import follow_page
 from ..markup import captioned, has_folds
@@ -48,7 +48,7 @@ class Explorer(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Make the figure; one that cannot be drawn is reported and left out."""
-        for module in (buckets, interval, link, step):
+        for module in (assignment, interval, link, step):
             self.env.note_dependency(str(module.__file__))
         try:
             if not self.content:

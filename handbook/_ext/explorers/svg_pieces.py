@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 WIDTH = 720  # units of a drawing; the text column, 7.2 in
-INK, SOFT, FAINT, MARK = "#1f2328", "#8c959f", "#e4e7eb", "#7a3b8f"  # as in ddplab.labs.plotting
+INK, SOFT, FAINT, MARK = "#1f2328", "#8c959f", "#e4e7eb", "#7a3b8f"  # as in ddplab.apparatus.plotting
 
 
 def svg(height: float, alt: str, parts: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from ...runtime.clock import seconds as seconds_between
 from ...runtime.group import device
 from ...runtime.slowlink import SlowLink
 from ...runtime.torch_private import ddp_facts
-from ..buckets import MIB
+from ..assignment import MIB
 from ..link import Link
 from ..step import Gradient
 from .plans import Plan, link_of

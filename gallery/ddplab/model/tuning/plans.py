@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ..buckets import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
+from ..assignment import DEFAULT_CAP_BYTES, DEFAULT_FIRST_CAP_BYTES, MIB, assign
 from ..fit import fit_link
 from ..link import Link
 from ..step import Gradient, Step, simulate_step
@@ -41,7 +41,7 @@ def make_plans(
 
     Args:
         gradients: (ready in s from the start of the backward, bytes), in ready order.
-        kinds: as for :func:`ddplab.model.buckets.assign`.
+        kinds: as for :func:`ddplab.model.assignment.assign`.
         link: what carries the buckets.
         forward_s: seconds of one forward.
         backward_s: seconds of one backward without communication.

@@ -1,0 +1,1 @@
+"""Slides: decks for a browser, their PDFs, and cards as slides."""

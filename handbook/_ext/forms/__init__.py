@@ -1,1 +1,0 @@
-"""One book in many forms: web, PDF, EPUB, slides, flashcards."""

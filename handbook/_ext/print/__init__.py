@@ -1,0 +1,1 @@
+"""The book on paper and in a reader: PDF and EPUB."""

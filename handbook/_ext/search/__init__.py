@@ -1,0 +1,1 @@
+"""Finding an answer: search by section, and what people ask."""
