@@ -1,5 +1,6 @@
 // "Diagnose a log": the element that reads a log and shows what the engine finds.
 // The log never leaves the browser: nothing here asks the network for anything.
+// With _ext/explorers/diagnose_page.py, diagnose.css.
 (() => {
 "use strict";
 const makeEngine = window.makeDiagnoseEngine;

@@ -1,5 +1,6 @@
 // "Diagnose a log": an answer of the engine as elements, and as a report to copy.
 // All text from a log is set as textContent.
+// With _ext/explorers/diagnose_page.py.
 (() => {
 "use strict";
 

@@ -1,6 +1,7 @@
 // The engine of `ddplab diagnose`, in the browser: the control flow of gallery/ddplab/diagnose, file by file.
 // Patterns, word lists, limits and texts are data, which the page gets from tables.toml and the entries.
 // A test reads the same logs with both engines and compares the answers.
+// With _ext/explorers/diagnose_page.py.
 "use strict";
 
 // One function without outer names, because a worker is made from its source.

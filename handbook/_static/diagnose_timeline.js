@@ -1,5 +1,6 @@
 // "Diagnose a log": the lines that matter, one lane per rank, in the order of the log.
 // A column is a line, not a second: what matters happens within a moment, and then nothing for half an hour.
+// With _ext/explorers/diagnose_page.py.
 (() => {
 "use strict";
 const { make, inert, colored } = window.ddpDiagnose;

@@ -1,4 +1,5 @@
 // The drill: a question, time to think, the answer, its follow-ups one at a time, and when the card comes back.
+// With _ext/cards/drill_page.py, room.css, room.js.
 "use strict";
 
 customElements.define("ddp-drill", class extends HTMLElement {

@@ -1,5 +1,6 @@
 // Remembers which edition the reader has chosen, and leads from the default edition's pages to it.
 // Without this script, or where nothing can be kept, the switch is a row of links.
+// With _ext/embed/edition_switch.py.
 {
   const kept = {
     get: () => { try { return localStorage.getItem("edition"); } catch { return null; } },

@@ -1,4 +1,5 @@
 // A figure in a dialog as large as the screen, where it can be enlarged and moved; Esc or Close goes back.
+// With conf.py, figures.css.
 "use strict";
 
 const dialog = document.createElement("dialog");

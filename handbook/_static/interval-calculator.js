@@ -1,5 +1,6 @@
 // How often to save, from four numbers of a job; redrawn at each change.
 // The formulas are those of gallery/ddplab/model/interval.py; a test compares the two on random cases.
+// With _ext/explorers/explorer_directives.py, explorers.css.
 (() => {
 "use strict";
 

@@ -1,5 +1,6 @@
 // A long list, of claims or of errors: shows what has the words that a reader asks for, and stands where he says.
 // A pasted line finds the errors whose message it has: `data-says` names the parts of it that do not vary.
+// With _ext/cards/claims_list.py, _ext/explorers/error_index.py.
 "use strict";
 
 (() => {

@@ -1,4 +1,5 @@
 // The mock interview: a set of nine drawn from the cards, a clock that decides nothing, and a score that you give.
+// With _ext/cards/drill_page.py, room.css, room.js.
 "use strict";
 
 customElements.define("ddp-mock", class extends HTMLElement {

@@ -1,4 +1,5 @@
 // An old address leads on: that of a section to where its answer stands now, that of a page to the one in its place.
+// With _ext/navigation/redirects.py.
 "use strict";
 const leadOn = () => {
   const section = document.getElementById(location.hash.slice(1));

@@ -1,4 +1,5 @@
 // Along with the reading: the section in the header, how far one is, and the contents at the right. And a few keys.
+// With _ext/navigation/orientation.py, orientation.css.
 {
   const root = document.documentElement, header = document.querySelector("header.mobile-header");
   const article = document.querySelector("article"), said = document.querySelector(".where-section");

@@ -1,5 +1,6 @@
 // What a reader has done: ticks, where each card of the drill stands, a mock interview that has begun ("mock", which only
 // its page reads). Kept in this browser under one key, never sent.
+// With _ext/navigation/marks.py, marks.css.
 "use strict";
 
 const ddpProgress = (() => {

@@ -1,5 +1,6 @@
 // The ring all-reduce, step by step: who sends which chunk to whom, and what every rank holds after it.
 // The states come from the algorithm itself, not from a drawing; a test compares them with real ranks.
+// With _ext/explorers/explorer_directives.py, explorers.css.
 (() => {
 "use strict";
 

@@ -1,4 +1,5 @@
 // What the drill and the mock interview share: the cards, the clock, and the file in which progress is carried.
+// With _ext/cards/drill_page.py, room.css, drill.js, mock.js.
 "use strict";
 
 const ddpRoom = (() => {

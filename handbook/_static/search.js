@@ -1,5 +1,6 @@
 // Search by section, over the page: "/" or the header's link opens it. What is searched is loaded at the first use.
 // With scripts off the link leads to Sphinx's search page.
+// With _ext/search/search_sections.py, search.css.
 {
   const here = document.currentScript.src.replace(/search\.js.*$/, ""); // …/_static/
   // Where readers who search want to land: chapters and messages first, labs below them, lists last.

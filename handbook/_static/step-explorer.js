@@ -1,5 +1,6 @@
 // A DDP step by the cost model, redrawn at each move of a slider.
 // The model is that of gallery/ddplab/model/ (link.py, step.py, buckets.py); a test compares the two on random cases.
+// With _ext/explorers/explorer_directives.py, explorers.css.
 (() => {
 "use strict";
 

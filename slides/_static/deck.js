@@ -1,4 +1,5 @@
 // The settings of reveal.js for all decks, and `?dark` or `?light` in the address to choose a scheme.
+// With slides/conf.py.
 const asked = new URLSearchParams(location.search);
 for (const scheme of ["dark", "light"]) {
   if (asked.has(scheme)) document.documentElement.style.colorScheme = scheme;

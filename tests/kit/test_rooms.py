@@ -1,6 +1,7 @@
 """The house: which room may import which, and where private names and patches of libraries stand. Read, not run."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -25,8 +26,8 @@ LEVELS = {
         {"evidence"},
         {"embed"},
         {"building", "style"},
-        {"cards", "explorers"},
-        {"search", "navigation", "print", "decks"},
+        {"cards", "explorers", "navigation"},
+        {"search", "print", "decks"},
     ],
 }
 # Where private names of torch may stand (each path is a file or what begins so), and why.
@@ -233,4 +234,17 @@ def test_the_order_of_a_build_is_named():
                 given = [node.value]
             if any(isinstance(part, ast.Constant) for one in given for part in ast.walk(one)):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_script_and_a_style_name_their_python_and_it_names_them():
+    """Each says at its head with which files it works, and each of these names it."""
+    wrong = []
+    for path in files("handbook/_static/*.css", "handbook/_static/*.js", "slides/_static/*.*"):
+        said = re.search(r"\bWith ([\w./, -]+?)\.(?: \*/)?\n", path.read_text(encoding="utf-8")[:600])
+        named = said[1].split(", ") if said else [f"{path.name}: its head has no line 'With …'"]
+        for name in named:
+            there = [one for one in (path.parent / name, ROOT / "handbook" / name, ROOT / name) if one.is_file()]
+            if not there or path.stem not in there[0].read_text(encoding="utf-8"):
+                wrong.append(f"{path.relative_to(ROOT)}: {name}")
     assert not wrong, "\n".join(wrong)

@@ -9,11 +9,10 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from ..cards.card_page import card
 from ..order import Reading
 
 WORDS_PER_MINUTE = 220
-_NOT_PROSE = (nodes.literal_block, nodes.math_block, nodes.figure, nodes.table, card)
+_NOT_PROSE = (nodes.literal_block, nodes.math_block, nodes.figure, nodes.table)
 
 
 def prose_words(document: nodes.Element) -> int:
@@ -26,7 +25,7 @@ def _paragraphs(node: nodes.Element) -> Iterator[nodes.paragraph]:
         if isinstance(child, nodes.paragraph):
             if "stamp" not in child["classes"]:  # the name of a processor makes no chapter longer
                 yield child
-        elif isinstance(child, nodes.Element) and not isinstance(child, _NOT_PROSE):
+        elif isinstance(child, nodes.Element) and not isinstance(child, _NOT_PROSE) and child.tagname != "card":
             yield from _paragraphs(child)
 
 

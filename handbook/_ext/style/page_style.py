@@ -19,7 +19,10 @@ from ..problems import expect
 
 FILE = "page.css"
 # What the book uses nothing of, half of the bytes of the extensions: whole families of sphinx-design's classes.
-LEFT_OUT = re.compile(r"\.sd-(animate|aside|avatar|badge|bg|border|btn|fs|outline|rounded|steps?|text)\b")
+LEFT_OUT = re.compile(
+    r"\.sd-(accordion|align|animate|aside|avatar|badge|bg|border|btn|cards|fade|fs|g[xy]|m[xytlr]|outline|p[xytblr]?|"
+    r"rounded|steps?|text)\b"
+)
 _GALLERY = "sg_"  # sphinx-gallery's, for thumbnails, notebooks and notes that our pages do not have
 _URL = re.compile(r"""url\((["']?)(?!data:|#|/|https?:)([^"')]+)\1\)""")
 _FACE = re.compile(r"@font-face\s*\{[^}]*\}")
