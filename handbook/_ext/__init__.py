@@ -2,9 +2,16 @@
 
 ``evidence``    reads what the labs and the tests of the claims left in an edition;
 ``embed``       puts it into pages: labs, their figures and output, measured numbers, the machine;
-``cards``       claims, interview cards and quizzes, each written once;
+``cards``       claims, interview cards, quizzes and flashcards, each written once;
 ``explorers``   what moves or answers in a browser, and is a figure everywhere else;
-``forms``       the same pages as web, PDF, EPUB, slides and flashcards.
+``navigation``  where a reader is, where to go, and where an old address leads;
+``search``      by section, and by what people ask;
+``style``       one style sheet, mathematics, and what keyboard and ear need;
+``decks``       slides, in a browser and as PDF;
+``print``       the book as PDF and EPUB;
+``building``    how Sphinx builds all of that, and what is patched.
+
+A script or a style sheet in ``_static`` says in its first lines with which files it works.
 
 ``problems`` reports what is wrong, ``markup`` makes nodes, and ``order`` says which step of a build comes before which,
 for all of them. None of them imports torch.
