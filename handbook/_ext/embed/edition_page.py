@@ -11,7 +11,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from ddplab.recording.machine import differences, processor
 
-from ..evidence.lab_pieces import ranks_text
+from ..evidence.lab_pieces import launches_text
 from ..evidence.lab_source import Lab, all_labs, edition_of, lab_evidence, manifest_file, read_json
 
 _NEEDED = ("edition", "machine", "torch", "nccl", "gpus", "backends", "world_sizes", "commit")
@@ -64,7 +64,7 @@ class EditionLabs(SphinxDirective):
             notes += ["failed"] * bool(shown.get("failed"))
             for how in sorted({launch["shared"] for launch in shown["launches"] if launch.get("shared")}):
                 which = [launch for launch in shown["launches"] if launch.get("shared") == how]
-                notes.append(f"{ranks_text(which)}, by {how}")
+                notes.append(f"{launches_text(which)}, by {how}")
             cells = [fact(sorted(backends)), fact(sorted(ranks)), shown["date"][:10], "; ".join(notes)]
             rows.append([lab_link(self, lab), *cells])
         head = ["Lab", "Backend", "Ranks", "Run on", "Note"]

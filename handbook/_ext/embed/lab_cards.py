@@ -13,7 +13,7 @@ from sphinx.util.osutil import relative_uri
 from sphinx.writers.html5 import HTML5Translator
 
 from ..evidence import lab_source
-from ..evidence.lab_pieces import ranks_text
+from ..evidence.lab_pieces import launches_text
 from ..evidence.lab_source import Lab, all_labs, lab_evidence, waits
 from ..markup import cross_reference, has_folds
 from ..order import Reading
@@ -49,7 +49,7 @@ def _card(app: Sphinx, lab: Lab) -> nodes.container:
     if figure := next((figure for block in evidence["blocks"] for figure in block.get("figures", ())), None):
         card += lab_picture(file=str(lab_source.ROOT / evidence["folder"] / figure["file"]))
     link = cross_reference(docname, "std:doc", f"/{lab.docname}", title)
-    facts = " · ".join(filter(None, [str(lab.told[1]), seconds(evidence), ranks_text(evidence["launches"])]))
+    facts = " · ".join(filter(None, [str(lab.told[1]), seconds(evidence), launches_text(evidence["launches"])]))
     download = nodes.inline("", " · ", script_download(docname, lab, "script"), classes=["no-print"])
     card += nodes.paragraph("", "", link, classes=["lab-card-title"])
     card += nodes.paragraph("", question)

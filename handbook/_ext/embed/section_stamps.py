@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
 from ..evidence import lab_source
-from ..evidence.lab_pieces import ranks_text, runs_nothing, stamp_text
+from ..evidence.lab_pieces import launches_text, runs_nothing, stamp_text
 from ..markup import close, cross_reference, has_folds
 from ..order import Reading
 
@@ -69,7 +69,7 @@ def _summary(measured: list[dict[str, Any]]) -> str:
     """The mark: how many ranks, which backend, when; and what a reader must not miss. Empty if nothing ran."""
     if not measured:
         return ""
-    ranks = ranks_text([launch for kept in measured for launch in kept["launches"]])
+    ranks = launches_text([launch for kept in measured for launch in kept["launches"]])
     days = sorted({kept["date"][:10] for kept in measured if kept["date"]})
     when = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "not run yet"
     borrowed = sorted({kept["edition"] for kept in measured if kept.get("borrowed")})

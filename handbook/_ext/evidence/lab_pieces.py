@@ -36,7 +36,7 @@ def stamp_text(evidence: dict[str, Any]) -> str:
         if launch.get(key) and (key != "nccl" or launch["backend"] == "nccl")
     }
     parts = [
-        ranks_text(launches),
+        launches_text(launches),
         " and ".join(gpus) or processor(machine),
         " · ".join(sorted(versions, key=str.lower, reverse=True)),
         evidence["date"][:10],
@@ -52,7 +52,7 @@ def runs_nothing(script: Path) -> str:
     return said[1].strip() if said else ""
 
 
-def ranks_text(launches: list[dict[str, Any]]) -> str:
+def launches_text(launches: list[dict[str, Any]]) -> str:
     """Ranks and backends of some launches: ``2 and 3 ranks · gloo``; empty if there was no launch."""
     backends = " and ".join(sorted({launch["backend"] for launch in launches}))
     return f"{counts_text(launches)} · {backends}" if launches else ""

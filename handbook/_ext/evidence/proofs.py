@@ -15,7 +15,7 @@ from ddplab.recording.script import lab_id
 
 from ..problems import BuildError
 from . import lab_source
-from .lab_pieces import counts_text, ranks_text, stamp_text
+from .lab_pieces import counts_text, launches_text, stamp_text
 
 
 @dataclass(frozen=True)
@@ -184,5 +184,5 @@ def result_of(proof: Proof | None, kept: dict[str, Any]) -> Result:
         stamp_text({**result, "stale": False}),
         result.get("why", ""),
         result.get("failed", ""),
-        ranks_text(result["launches"]),
+        launches_text(result["launches"]),
     )
