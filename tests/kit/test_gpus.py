@@ -1,4 +1,4 @@
-"""Rehearsed on simulated GPUs: who takes which device and backend; and every lab and claim has its note."""
+"""Rehearsed on simulated GPUs: who takes which device and backend."""
 
 import ctypes
 import json
@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import gpu_counts
 from ddplab.recording import machine
 from ddplab.runtime import needs, rank
 from ddplab.runtime.shared_gpu import share_gpu
@@ -207,52 +206,6 @@ def test_the_simulation_refuses_what_a_real_machine_would(asked, hidden, printed
     assert error in ran.stderr
 
 
-def test_every_lab_and_every_claim_has_a_note():
-    """As committed; and what is missing, doubled or gone is named."""
-    labs, claims = gpu_counts.catalog()
-    said = gpu_counts.notes(labs, claims)
-    assert said.keys() == {*labs, *claims}
-    assert all(text.endswith(".") for text in said.values())
-
-
-def notes_of(path, about):
-    """Three notes, of "0.", "1.", "2.", about a lab "here" and a claim "one" in a file "test_there"."""
-    texts = (f'[[note]]\ntext = "{i}."\nabout = {json.dumps(names)}\n' for i, names in enumerate(about))
-    path.write_text("".join(texts))
-    return gpu_counts.notes(["here"], {"one": "test_there", "two": "test_there"}, path)
-
-
-def test_a_claim_has_its_own_note_or_that_of_its_file(tmp_path):
-    """The exception wins."""
-    said = notes_of(tmp_path / "notes.toml", [["here"], ["test_there"], ["two"]])
-    assert said == {"here": "0.", "one": "1.", "two": "2."}
-
-
-@pytest.mark.parametrize(
-    ("about", "words"),
-    [
-        ([["here", "one", "two"]], "'test_there' has no note"),
-        ([["test_there"]], "'here' has no note"),
-        ([["here", "test_there"], ["here"]], "'here' has two notes"),
-        ([["here", "test_there", "away"]], "'away' is gone"),
-    ],
-)
-def test_a_note_that_is_missing_doubled_or_of_what_is_gone_is_refused(about, words, tmp_path):
-    """Each in words that name it."""
-    with pytest.raises(ValueError, match=words):
-        notes_of(tmp_path / "notes.toml", about)
-
-
-def test_expected_backends_follow_ranks_table_and_choice():
-    """Of launches as an edition notes them."""
-    two, four, hidden = {"ranks": 2}, {"ranks": 4}, {"ranks": 8, "chosen": True}
-    assert gpu_counts.expected([two, four], 2, one_table=False) == "gloo and nccl"
-    assert gpu_counts.expected([two, four], 2, one_table=True) == "gloo"
-    assert gpu_counts.expected([two, four], 8, one_table=True) == "nccl"
-    assert gpu_counts.expected([hidden], 8, one_table=False) == "gloo, CPU"
-    assert gpu_counts.expected([], 8, one_table=False) == "no launch"
-
-
 # -- several NCCL ranks on one GPU ------------------------------------------------------------------
 
 NODES = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0"}
@@ -277,7 +230,7 @@ def test_ranks_share_a_gpu_under_nccl_where_that_is_asked(asked, ranks, gpus, nc
     """By what the NCCL that is loaded takes; rank 1 of them."""
     environment = {"DDPLAB_SHARE_GPU": asked}
     monkeypatch.setattr(os, "environ", environment)
-    assert share_gpu(1, ranks, gpu_counts, nccl) == next(iter(expected), None)
+    assert share_gpu(1, ranks, gpus, nccl) == next(iter(expected), None)
     assert environment == {"DDPLAB_SHARE_GPU": asked, **expected}
 
 
@@ -317,7 +270,7 @@ def test_the_nccl_that_is_loaded_decides_and_is_noted(loaded, monkeypatch):
 @pytest.mark.parametrize(("gpus", "asked", "ranks"), [(0, "1", 0), (1, "0", 0), (1, "1", 2), (2, "0", 2), (9, "0", 8)])
 def test_what_needs_two_nccl_ranks_gets_one_on_each_gpu_or_two_that_share(gpus, asked, ranks, monkeypatch):
     """Else it says what would do."""
-    monkeypatch.setattr(needs, "cards", lambda: [{}] * gpu_counts)
+    monkeypatch.setattr(needs, "cards", lambda: [{}] * gpus)
     monkeypatch.setenv("DDPLAB_SHARE_GPU", asked)
     if ranks:
         assert needs.needs_nccl_ranks() == ranks

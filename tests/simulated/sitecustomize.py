@@ -13,6 +13,11 @@ tensor beyond ``set_per_process_memory_fraction``.
 With SIMULATED_LOCKSTEP=1 it refuses to tell a time in which a DDP ran one of its first eleven steps: on a GPU the host
 waits in them for DDP's own statistics.
 
+All labs and claims, as if there were two GPUs (nvidia-smi is simulated, too; what is kept is nobody's edition):
+
+    PATH=tests/simulated:$PATH PYTHONPATH=tests/simulated:gallery SIMULATED_GPUS=2 MPLBACKEND=agg \\
+        python -m ddplab.recording simulated-2 --into _build/simulated
+
 HIDE_PACKAGES=ijson,nbclient hides these packages, with GPUs or without: a machine that lacks them.
 """
 
