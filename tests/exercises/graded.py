@@ -67,7 +67,7 @@ def first_messages(exercise: str, texts: Mapping[Any, str], folder: Path) -> dic
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     tables = vars(metafunc.module)
-    wrong, alone = tables["WRONG"], tables["ALONE"]
+    wrong, alone = tables.get("WRONG", {}), tables.get("ALONE", ())
     keys = {
         test_a_wrong_file_gets_the_reason: [key for key in wrong if key not in alone],
         test_one_that_needs_ranks_of_its_own_gets_the_reason: alone,
