@@ -235,15 +235,6 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path):
     assert all(map(ended, pids))
 
 
-def test_init_false_leaves_the_process_group_to_the_worker():
-    def worker():
-        assert not dist.is_initialized()
-        dist.init_process_group("gloo")
-        return dist.get_world_size()
-
-    assert launch(worker, 2, init=False) == [2, 2]
-
-
 def test_variables_reach_torch_although_the_fork_server_imported_it_before():
     def worker():
         return dist.get_debug_level().name
