@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from _ext.evidence.proofs import read_proofs
 from ddplab.recording import items as recorded
 from ddplab.recording.keys import claim_key, lab_key
 from tiny_book import LAUNCH, Built, TinyBook
@@ -364,12 +363,6 @@ def test_only_pages_with_claims_are_written_again_when_a_result_changes(book: Ti
     assert built.page("claims").select_one("#proof-sum-is-two") is None, "a claim that is gone leaves the list"
 
 
-def test_every_claim_of_this_book_is_found_by_reading() -> None:
-    found = read_proofs()
-    assert len(found) >= 10
-    assert len({proof.claim for proof in found}) == len(found)
-
-
 # -- the pytest side ----------------------------------------------------------------------------------
 
 
@@ -383,38 +376,7 @@ def run(book: TinyBook, code: str, *arguments: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=book.root, capture_output=True, text=True, check=False)
 
 
-RECORD = """
-import sys
-from pathlib import Path
-from ddplab.recording import __main__ as recording
-recording.ROOT = Path.cwd()
-sys.exit(recording.main(["other", "--into", "gallery/editions", "--claims", *sys.argv[1:]]))
-"""
 PYTEST = "import sys, pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', 'tests/claims']))"
-
-
-def test_results_are_recorded_with_ranks_and_shown_and_a_partial_run_keeps_those_of_other_tests(book: TinyBook) -> None:
-    launching = TESTS.replace("def helper():\n    return LIMIT", "def helper():\n    return sum(launch(lambda: 1, 2))")
-    launching = "from ddplab import launch\n" + launching.replace("assert 1 == 1", "assert 0")
-    book.write("tests/claims/test_sums.py", launching)
-    path = book.root / "gallery/editions/other/claims/test_sums.json"
-    done = run(book, RECORD, *SUMS)
-    assert done.returncode == 1, done.stdout + done.stderr
-    results = json.loads(path.read_text())["results"]
-    assert results["sum-is-two"]["outcome"] == "passed"
-    assert results["sum-is-two"]["test"] == "tests/claims/test_sums.py::test_sum"
-    assert [launch["ranks"] for launch in results["sum-is-two"]["launches"]] == [2]
-    assert results["one-is-one"]["outcome"] == "failed"
-    built = book.build(labs_edition="other")
-    assert "✓ 2 ranks · gloo" in entry(built, "sum-is-two")
-    assert "Does not hold here" in entry(built, "one-is-one")
-    kept = json.loads(path.read_text())
-    kept["results"]["gone"] = {**kept["results"]["one-is-one"], "test": "tests/claims/test_sums.py::test_gone"}
-    path.write_text(json.dumps(kept))
-    run(book, RECORD, "one-is-one", "--fresh")
-    results = json.loads(path.read_text())["results"]
-    assert set(results) == {"sum-is-two", "one-is-one"}, "a test that is gone takes its results along"
-    assert results["sum-is-two"] == kept["results"]["sum-is-two"]
 
 
 @pytest.mark.parametrize(
