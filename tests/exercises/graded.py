@@ -15,6 +15,8 @@ from ddplab.grading import calls, checks, explain, run
 from ddplab.grading.exercises import EXERCISES, find_exercise, read_source
 from tools import PATIENCE_S
 
+OUT_OF_STEP = "The ranks are out of step|was done. Every rank must make the same collective calls"
+
 
 def outcomes(exercise: str, path: Path, timeout_s: float = PATIENCE_S) -> list[checks.Outcome]:
     """All checks of the file at ``path``, by ``grade`` in this process: its fork server is warm already."""

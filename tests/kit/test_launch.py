@@ -94,12 +94,9 @@ def test_prints_one_lane_per_rank(capfd):
 
 
 @pytest.mark.parametrize("nproc", [0, -1, 1.5, "2", True])
-def test_refuses_a_number_of_ranks_that_is_none(nproc):
+def test_refuses_a_number_of_ranks_and_a_time_bound_that_is_none(nproc):
     with pytest.raises(ValueError, match=r"nproc must be a whole number of ranks, at least 1; got"):
         launch(lambda: None, nproc)
-
-
-def test_refuses_a_time_bound_that_is_none():
     with pytest.raises(ValueError, match="timeout_s must be a positive number"):
         launch(lambda: None, 2, timeout_s=0)
 

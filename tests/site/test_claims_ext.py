@@ -11,6 +11,7 @@ import pytest
 from ddplab.recording import items as recorded
 from ddplab.recording.keys import claim_key, lab_key
 from tiny_book import LAUNCH, Built, TinyBook
+from tools import ROOT
 
 TESTS = """
 from proof import proves
@@ -366,19 +367,6 @@ def test_only_pages_with_claims_are_written_again_when_a_result_changes(book: Ti
 # -- the pytest side ----------------------------------------------------------------------------------
 
 
-def run(book: TinyBook, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in the book, with the real conftest of claims' tests."""
-    real = Path(__file__).parents[1] / "claims"
-    for name in ("conftest.py", "proof.py"):
-        book.write(f"tests/claims/{name}", (real / name).read_text())
-    book.write("pytest.ini", "[pytest]\nmarkers = proves(id): shows it\n")
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=book.root, capture_output=True, text=True, check=False)
-
-
-PYTEST = "import sys, pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', 'tests/claims']))"
-
-
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -387,7 +375,11 @@ PYTEST = "import sys, pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', 't
     ],
 )
 def test_tests_and_claims_must_pair_up_in_pytest_too(book: TinyBook, more: str, says: str) -> None:
+    for name in ("conftest.py", "proof.py"):
+        book.write(f"tests/claims/{name}", (ROOT / "tests/claims" / name).read_text())
+    book.write("pytest.ini", "[pytest]\nmarkers = proves(id): shows it\n")
     book.write("tests/claims/test_sums.py", TESTS + more)
-    done = run(book, PYTEST)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/claims"]
+    done = subprocess.run(command, cwd=book.root, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert says in done.stdout + done.stderr
