@@ -1,4 +1,6 @@
-"""CheckpointManager: what it restores, what it refuses, and what is left of it when it is killed or the disk fails.
+"""CheckpointManager: what it restores, what it refuses, and what is left of it when it is killed.
+
+A disk that fails is a claim: test_checkpoint_manager.py.
 
 KILLS=1000 pytest tests/kit/test_checkpoint.py -k killed_at_any_moment
 """
