@@ -15,6 +15,8 @@ from ddplab.grading import calls, checks, explain, run
 from ddplab.grading.exercises import EXERCISES, find_exercise, read_source
 from tools import PATIENCE_S
 
+OUT_OF_STEP = "The ranks are out of step|was done. Every rank must make the same collective calls"
+
 
 def outcomes(exercise: str, path: Path, timeout_s: float = PATIENCE_S) -> list[checks.Outcome]:
     """All checks of the file at ``path``, by ``grade`` in this process: its fork server is warm already."""
@@ -67,7 +69,7 @@ def first_messages(exercise: str, texts: Mapping[Any, str], folder: Path) -> dic
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     tables = vars(metafunc.module)
-    wrong, alone = tables["WRONG"], tables["ALONE"]
+    wrong, alone = tables.get("WRONG", {}), tables.get("ALONE", ())
     keys = {
         test_a_wrong_file_gets_the_reason: [key for key in wrong if key not in alone],
         test_one_that_needs_ranks_of_its_own_gets_the_reason: alone,

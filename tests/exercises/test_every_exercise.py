@@ -1,11 +1,10 @@
 """What holds for every exercise: its solution passes, and its starter gets what to do first."""
 
 import pytest
-from graded import first_failure, mentions, passes_all, text_of
+from graded import OUT_OF_STEP, first_failure, mentions, passes_all, text_of
 
 from ddplab.grading.exercises import EXERCISES
 
-OUT_OF_STEP = "The ranks are out of step|was done. Every rank must make the same collective calls"
 STARTER = {
     "bucketed-overlap": "Nothing to grade yet: `assign` (mine.py:",
     "choose-buckets": "Nothing to grade yet: `choose_cap_mib` (mine.py:",

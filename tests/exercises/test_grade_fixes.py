@@ -4,8 +4,7 @@ import re
 
 import pytest
 from graded import (  # noqa: F401
-    messages,
-    pytest_generate_tests,
+    OUT_OF_STEP,
     test_a_right_file_passes,
     test_a_wrong_file_gets_the_reason,
     test_one_that_needs_ranks_of_its_own_gets_the_reason,
@@ -19,9 +18,7 @@ HANG, STOP, RESUME, NAN, BRANCH = NAMES = [
 ]
 
 
-OUT_OF_STEP = "The ranks are out of step|was done. Every rank must make the same collective calls"
 GUARD = ("    ddp = Dist", "    import datetime; dist.new_group(timeout=datetime.timedelta(hours=2))\n    ddp = Dist")
-SLEEP = ("    ddp = Dist", "    import time; time.sleep(0.2 * rank)\n    ddp = Dist")
 EPOCHS = "    for epoch in range(epochs):\n"
 BATCHES = "        for batch in order.split(batch_size):\n"
 LOSS = "            loss = mse_loss(ddp(x[batch]), y[batch])\n"
@@ -45,33 +42,9 @@ MODEL = "DistributedDataParallel(model)"
 # (exercise, what was tried): (edits of the starter, words of the message)
 WRONG = {
     (HANG, "a longer timeout"): ([GUARD], OUT_OF_STEP),
-    (HANG, "waits for the slow one"): ([SLEEP], OUT_OF_STEP),
     (HANG, "a barrier after each epoch"): (
         [("        print(f", "        dist.barrier()\n        print(f")],
         "The ranks diverge at call 3: rank 0 calls all_reduce of 3 float64 elements, rank 1 calls barrier",
-    ),
-    (HANG, "catches what is raised"): (
-        [
-            (LOSS + ZERO.replace("  ", "    ", 1)[0:0], LOSS),
-            (STEP, STEP.replace("loss.backward()", "try_(loss)")),
-            (
-                "def train(",
-                "def try_(loss):\n    try:\n        loss.backward()\n    except RuntimeError:\n        pass\n\n"
-                "def train(",
-            ),
-        ],
-        OUT_OF_STEP,
-    ),
-    (HANG, "the number of batches of rank 0"): (
-        [
-            (
-                BATCHES,
-                "        for step in range(-(-(-(-len(x) // world_size)) // batch_size)):\n"
-                "            batch = order[step * batch_size:][:batch_size]\n"
-                "            if not len(batch):\n                break\n",
-            )
-        ],
-        OUT_OF_STEP,
     ),
     (HANG, "the length of the shortest"): (
         [("len(x), world_size)", "len(x) // world_size * world_size, world_size)")],
@@ -104,11 +77,6 @@ WRONG = {
             ),
         ],
         "one process that takes the mean of the same batches, step by step, arrives elsewhere",
-    ),
-    (STOP, "a longer timeout"): ([GUARD], OUT_OF_STEP),
-    (STOP, "a barrier after the loop"): (
-        [("    return epoch + 1", "    dist.barrier()\n    return epoch + 1")],
-        "The ranks diverge at call 8: rank 0 calls all_reduce of 1 float64 element, rank 1 calls barrier",
     ),
     (STOP, "no stop"): (
         [("            break\n", "            pass\n")],
@@ -154,13 +122,6 @@ WRONG = {
         ],
         "after 2 epochs; one process|A share without samples has no mean",
     ),
-    (STOP, "only rank 0 obeys"): (
-        [
-            (VAL, VAL + "        agreed = torch.tensor(val_loss)\n        dist.all_reduce(agreed)\n"),
-            ("== patience:", "== patience and rank == 0:"),
-        ],
-        OUT_OF_STEP,
-    ),
     (RESUME, "strict, and the names as they are"): (
         [STRICT],
         "Missing key(s) in state_dict|`strict` did its job|line 39",
@@ -169,7 +130,6 @@ WRONG = {
         [STRICT, (SAVE, SAVE_MODULE + "    dist.barrier()\n")],
         "not those of an uninterrupted run|the optimizer began anew",
     ),
-    (RESUME, "saves, but does not load the optimizer"): ([STRICT, BARRIER], "the optimizer began anew"),
     (RESUME, "counts from 0"): (
         [STRICT, BARRIER, LATER, ("range(first_epoch, last_epoch)", "range(last_epoch)")],
         "but ends with other weights than the first",
@@ -182,17 +142,9 @@ WRONG = {
         [STRICT, LATER, (SAVE, SAVE_ALL + "    import time\n    time.sleep(0.2)\n")],
         "When `train` returned on rank 1, there was no checkpoint yet|A time to sleep is a guess",
     ),
-    (RESUME, "a barrier before it saves"): (
-        [STRICT, LATER, (SAVE, SAVE_ALL), ("    if rank == 0:\n", "    dist.barrier()\n    if rank == 0:\n")],
-        "When `train` returned on rank 1",
-    ),
     (RESUME, "every rank saves"): (
         [STRICT, LATER, BARRIER, ("    if rank == 0:\n", "    if True:\n")],
         "Several ranks write the same file",
-    ),
-    (RESUME, "only rank 0 resumes"): (
-        [STRICT, LATER, BARRIER, ("if checkpoint.exists():", "if rank == 0 and checkpoint.exists():")],
-        "The ranks diverge at call",
     ),
     (RESUME, "rank 0 loads after wrapping"): (
         [
@@ -207,11 +159,6 @@ WRONG = {
         ],
         "The ranks end with different weights|what is loaded later, every rank must load",
     ),
-    (NAN, "a longer timeout"): ([GUARD], OUT_OF_STEP),
-    (NAN, "a barrier in the guard"): (
-        [(ISBAD, ISBAD + "            dist.barrier()\n")],
-        "The ranks diverge at call 3: rank 0 calls all_reduce of 3 float64 elements, rank 1 calls barrier",
-    ),
     (NAN, "no guard"): ([(ISBAD, "        if False:\n")], "holds NaN or inf. A damaged batch reaches every rank"),
     (NAN, "the backward comes first"): (
         [
@@ -220,7 +167,6 @@ WRONG = {
         ],
         "At the end `weight` on rank 0 holds NaN or inf|that each rank takes from its own loss",
     ),
-    (NAN, "nan_to_num"): ([(ISBAD, "        loss = loss.nan_to_num(0.0)\n" + ISBAD)], "holds NaN or inf"),
     (NAN, "a damaged batch counts as zero"): (
         [
             (
@@ -231,16 +177,6 @@ WRONG = {
             )
         ],
         "A damaged batch counts as zero|All ranks should leave it out",
-    ),
-    (NAN, "no_sync for the bad batch"): (
-        [
-            (
-                "            continue\n",
-                "            with ddp.no_sync():\n                ddp(torch.zeros_like(x)).sum().backward()\n"
-                "            continue\n",
-            )
-        ],
-        "The ranks end with different weights",
     ),
     (NAN, "all end at the first"): (
         [
@@ -274,10 +210,6 @@ WRONG = {
         ],
         OUT_OF_STEP,
     ),
-    (BRANCH, "leaves the batch out"): (
-        [("        loss = mse", "        if dark.all() or not dark.any():\n            continue\n        loss = mse")],
-        OUT_OF_STEP,
-    ),
     (BRANCH, "freezes the branch"): (
         [("        self.night = nn.Linear(4, 1)\n", "        self.night = nn.Linear(4, 1).requires_grad_(False)\n")],
         "`night.weight` was never trained|because the branch is frozen",
@@ -291,16 +223,6 @@ WRONG = {
             )
         ],
         "The ranks end with different weights|A parameter that DDP does not know of",
-    ),
-    (BRANCH, "no_sync where a branch is empty"): (
-        [
-            (
-                "        loss = mse",
-                "        import contextlib\n        empty = dark.all() or not dark.any()\n"
-                "        with ddp.no_sync() if empty else contextlib.nullcontext():\n            loss = mse",
-            )
-        ],
-        OUT_OF_STEP,
     ),
     (BRANCH, "a static graph"): (
         [(MODEL, "DistributedDataParallel(model, static_graph=True)")],
@@ -347,20 +269,9 @@ RIGHT = {
 # Those whose ranks end, raise or diverge.
 ALONE = [
     (HANG, "a longer timeout"),
-    (HANG, "waits for the slow one"),
     (HANG, "a barrier after each epoch"),
-    (HANG, "catches what is raised"),
-    (HANG, "the number of batches of rank 0"),
-    (STOP, "a longer timeout"),
-    (STOP, "a barrier after the loop"),
-    (STOP, "only rank 0 obeys"),
     (RESUME, "strict, and the names as they are"),
-    (RESUME, "only rank 0 resumes"),
-    (NAN, "a longer timeout"),
-    (NAN, "a barrier in the guard"),
     (BRANCH, "catches what is raised"),
-    (BRANCH, "leaves the batch out"),
-    (BRANCH, "no_sync where a branch is empty"),
     (BRANCH, "a static graph"),
 ]
 

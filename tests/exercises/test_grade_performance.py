@@ -3,8 +3,6 @@
 import torch
 from graded import (  # noqa: F401
     but,
-    messages,
-    pytest_generate_tests,
     test_a_right_file_passes,
     test_a_wrong_file_gets_the_reason,
     test_one_that_needs_ranks_of_its_own_gets_the_reason,
@@ -341,10 +339,6 @@ WRONG = {
         [(ZERO, ZERO + "    with torch.no_grad():\n        next(ddp.parameters()).mul_(0.99)\n")],
         "the weights are not those of big batches",
     ),
-    (ACCUMULATE, "one rank sits out the rest"): (
-        [(INNER, "        if len(window) < accumulate and torch.distributed.get_rank():\n            break\n" + INNER)],
-        "The ranks are out of step: rank 0 is in call|and was done",
-    ),
 }
 
 # Solutions that are not the book's, and right.
@@ -402,8 +396,8 @@ RIGHT = {
     ],
 }
 
-# Those whose ranks end, raise or diverge, and one that computes for five seconds.
-ALONE = [(CHOOSE, "searches every byte"), (CHOOSE, "rounds down"), (ACCUMULATE, "one rank sits out the rest")]
+# One that computes for five seconds, and one whose ranks may raise.
+ALONE = [(CHOOSE, "searches every byte"), (CHOOSE, "rounds down")]
 
 
 def written(key: tuple[str, str], edits: list[tuple[str, str]]) -> str:

@@ -3,8 +3,6 @@
 import textwrap
 
 from graded import (  # noqa: F401
-    messages,
-    pytest_generate_tests,
     test_a_right_file_passes,
     test_a_wrong_file_gets_the_reason,
     test_one_that_needs_ranks_of_its_own_gets_the_reason,
@@ -48,14 +46,6 @@ WRONG = {
         return means
         """,
         "own gradient|returned a list, which is never read",
-    ),
-    "world size 2": (
-        """
-        for p in module.parameters():
-            dist.all_reduce(p.grad)
-            p.grad /= 2
-        """,
-        "sum divided by 2: the world size is written into the code",
     ),
     "no wait": (
         """
@@ -136,31 +126,6 @@ WRONG = {
                 p.grad /= dist.get_world_size()
         """,
         "diverge at call 1: rank 0 calls all_reduce of 12 float32 elements, rank 1 calls all_reduce of 6",
-    ),
-    "divides by the users": (
-        """
-        for p in module.parameters():
-            users = torch.tensor([float(p.grad is not None)])
-            dist.all_reduce(users)
-            if users.item():
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                dist.all_reduce(p.grad)
-                p.grad /= users.item()
-        """,
-        "divided by the number of ranks that have it, not by 3",
-    ),
-    "mean for the users only": (
-        """
-        for p in module.parameters():
-            users = torch.tensor([float(p.grad is not None)])
-            dist.all_reduce(users)
-            if users.item():
-                mean = torch.zeros_like(p) if p.grad is None else p.grad.clone()
-                dist.all_reduce(mean)
-                if p.grad is not None:
-                    p.grad.copy_(mean / dist.get_world_size())
-        """,
-        "no gradient on rank 1, where it needs one",
     ),
     "keeps the first gradients": (
         """

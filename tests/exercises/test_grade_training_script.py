@@ -6,7 +6,6 @@ from graded import (  # noqa: F401
     mentions,
     message_to_a_hang,
     passes_all,
-    pytest_generate_tests,
     test_one_that_needs_ranks_of_its_own_gets_the_reason,
     text_of,
 )
@@ -124,7 +123,6 @@ WRONG = {
     ),
     # the launch
     "a usual port": ([(PORT, "        port = 29500")], "EADDRINUSE|let the system choose a free one"),
-    "a port of its own": ([(PORT, "        port = 29618")], "EADDRINUSE|let the system choose a free one"),
     "two processes always": ([("nprocs=world_size", "nprocs=2"), ("(world_size, port, *", "(2, port, *")], "on 2 proc"),
     "does not join": (
         [("nprocs=world_size)", "nprocs=world_size, join=False)")],

@@ -1,4 +1,6 @@
-"""CheckpointManager: what it restores, what it refuses, and what is left of it when it is killed or the disk fails.
+"""CheckpointManager: what it restores, what it refuses, and what is left of it when it is killed.
+
+A disk that fails is a claim: test_checkpoint_manager.py.
 
 KILLS=1000 pytest tests/kit/test_checkpoint.py -k killed_at_any_moment
 """
@@ -11,7 +13,6 @@ import pickle
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddplab import device, launch
 from ddplab.apparatus.postmortem import postmortem
 from ddplab.checkpoint import CheckpointError, CheckpointManager
-from tools import PATIENCE_S, missing
+from tools import PATIENCE_S
 
 EVENTS = {"open", "os.listdir", "os.rename", "os.remove"}  # what Python reports of work on files, before it is done
 KILLS = int(os.environ.get("KILLS", "30"))
@@ -399,46 +400,18 @@ def test_a_flipped_bit_anywhere(in_memory):
     assert latest_and_warning(manager) == (2, [])
 
 
-class Hostile:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (os.mkdir, (self.path,))
-
-
-def test_a_hostile_pickle(tmp_path):
-    """Its checksum is right, since whoever wrote it could compute one; it is named, and nothing of it runs."""
-    manager = saved(tmp_path, 1)
-    trap, path = tmp_path / "trap", tmp_path / "step-00000002.pt"
-    torch.save({"format": "ddplab checkpoint 1", "state": Hostile(str(trap))}, path)
-    raw = pickle.dumps(Hostile(str(trap)), protocol=2)
-    legacy = tmp_path / "legacy"
-    torch.save(Hostile(str(trap)), legacy, _use_new_zipfile_serialization=False)
-    for content, message in (
-        (path.read_bytes(), r"step-00000002.pt: refused: it needs posix.mkdir; plain types and tensors only"),
-        (legacy.read_bytes(), r"step-00000002.pt: cannot be read: ValueError"),
-        (raw, r"step-00000002.pt: cannot be read: ValueError"),
-    ):
-        path.write_bytes(content + f"\nsha256 {hashlib.sha256(content).hexdigest()}\n".encode())
-        with pytest.raises(CheckpointError, match=message):
-            manager.load(simple())
-        with pytest.raises((pickle.UnpicklingError, ValueError)):  # torch refuses it, too
-            torch.load(path)
-        assert not trap.exists()
-    assert manager.load(step=1)["step"] == 1
-    pickle.loads(raw)
-    assert trap.exists()  # it would have
-
-
 def test_a_file_of_somebody_else(tmp_path):
-    """Whole by its checksum, and yet not a checkpoint."""
+    """Whole by its checksum, since whoever wrote it could compute one, and yet not a checkpoint."""
     manager, path = CheckpointManager(tmp_path), tmp_path / "step-00000002.pt"
     torch.save({"model": {}}, path)
     assert latest_and_warning(manager)[0] is None
-    path.write_bytes(path.read_bytes() + f"\nsha256 {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    with pytest.raises(CheckpointError, match="not a checkpoint of CheckpointManager"):
-        manager.load()
+    for content, message in (
+        (path.read_bytes(), "not a checkpoint of CheckpointManager"),
+        (pickle.dumps([1]), "cannot be read: ValueError"),
+    ):
+        path.write_bytes(content + f"\nsha256 {hashlib.sha256(content).hexdigest()}\n".encode())
+        with pytest.raises(CheckpointError, match=message):
+            manager.load()
 
 
 # -- what does not fit --------------------------------------------------------------------------------
@@ -494,50 +467,15 @@ def test_a_sharded_model_is_refused(tmp_path):
         assert "a model is sharded; save it with torch.distributed.checkpoint" in error
 
 
-# -- the disk -----------------------------------------------------------------------------------------
+# -- other ranks, other runs ----------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def mounted(folder, options):
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
-    if done.returncode:
-        missing(f"cannot mount: {done.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
-def tries(folder, step, size=10):
-    random.seed(0)  # files of one size: the numbers of its state are pickled in as many bytes as they need
-    state = {"model": nn.Linear(size, 10), "value": dist.get_rank()}
-    return CheckpointManager(folder).save(state, step)
+def tries(folder, step):
+    return CheckpointManager(folder).save({"model": nn.Linear(10, 10)}, step)
 
 
 def finds(folder):
     return CheckpointManager(folder).load({"model": nn.Linear(10, 10)})["step"]
-
-
-def test_a_full_disk(tmp_path):
-    """The draft is removed, all ranks say why, and the checkpoint before it is whole; torch alone hides the reason."""
-    with mounted(tmp_path / "small", "size=256k") as folder:
-        launch(tries, 2, str(folder), 1)
-        for error in says(2, (tries, folder, 2, 50_000))[0]:
-            assert error == f"rank 0: {folder}/step-00000002.pt: not saved: OSError: [Errno 28] No space left on device"
-        assert sorted(os.listdir(folder)) == [".lock", "step-00000001.pt"]
-        assert launch(finds, 2, str(folder)) == [1, 1]
-        launch(tries, 2, str(folder), 3)
-        assert launch(finds, 2, str(folder)) == [3, 3]
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    with mounted(tmp_path / "ro", "size=1m") as folder:
-        launch(tries, 2, str(folder), 1)
-        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-        for error in says(2, (tries, folder, 2))[0]:
-            assert re.fullmatch(r"rank 0: .*step-00000002.pt: not saved: OSError: .*Read-only file system.*", error)
-        assert launch(finds, 2, str(folder)) == [1, 1]
 
 
 def test_a_folder_that_is_a_file(tmp_path):
@@ -545,9 +483,6 @@ def test_a_folder_that_is_a_file(tmp_path):
     at, below = says(2, (tries, tmp_path / "file", 1), (tries, tmp_path / "file" / "below", 1))
     assert all(error.startswith("rank 0: ") and "File exists" in error for error in at)
     assert all("Not a directory" in error for error in below)
-
-
-# -- other ranks, other runs --------------------------------------------------------------------------
 
 
 def test_one_rank_that_fails_takes_all_along(tmp_path):
@@ -559,9 +494,6 @@ def test_one_rank_that_fails_takes_all_along(tmp_path):
     def one_has_another_model(folder):
         CheckpointManager(folder).load({"model": nn.Linear(10 + (dist.get_rank() == 2), 10)})
 
-    def one_sees_another_folder(folder):
-        CheckpointManager(Path(folder, "elsewhere") if dist.get_rank() == 1 else folder).load()
-
     def one_sees_another_file(folder):
         CheckpointManager(Path(folder, str(min(dist.get_rank(), 1)))).load()
 
@@ -572,7 +504,6 @@ def test_one_rank_that_fails_takes_all_along(tmp_path):
     expected = {
         different_steps: r"the ranks save different steps: \[10, 11, 12\]",
         one_has_another_model: r"rank 2: .*does not fit, .* weight float32 \(10, 10\) instead of float32 \(10, 11\)",
-        one_sees_another_folder: r"rank 1: FileNotFoundError: .*elsewhere/step-00000001.pt'",
         one_sees_another_file: (
             r".*/[01]: the ranks read different files: \['step 1 sha256 (\w+)'(, 'step 1 sha256 (?!\1)\w+'){2}\]"
         ),
@@ -604,46 +535,33 @@ def test_a_rank_that_is_gone(tmp_path):
 
 
 def test_two_runs_on_one_folder(tmp_path):
-    """The second is refused while the first lives, at whatever moment of its life; then it may have the folder."""
+    """The second is refused also while the first is in the middle of a write, whose draft it leaves alone."""
 
     def worker(folder):
         torch.set_num_threads(1)
         told, ready = os.pipe()
 
-        def first(busy):
-            manager = saved(folder, 1)
-            if busy:  # it is stopped in the middle of a write
-                os.fsync = stop
-                manager.save(simple(), 2)
-            stop()
-
         def stop(*_):
             os.write(ready, b"x")
             time.sleep(4321)
 
-        errors, seen = [], []
-        for busy in (False, True):
-            pid = in_child(lambda busy=busy: first(busy))
-            os.read(told, 1)
-            seen.append(sorted(path.suffix for path in Path(folder).glob("step-*")))
-            with contextlib.suppress(CheckpointError):
-                saved(folder, 3)
-                errors.append("saved")
-            try:
-                saved(folder, 3)
-            except CheckpointError as error:
-                errors.append(str(error))
-            assert sorted(path.suffix for path in Path(folder).glob("step-*")) == seen[-1]  # a live draft stays
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        saved(folder, 3)
-        return errors, seen, sorted(path.name for path in Path(folder).glob("step-*"))
+        def first():
+            manager = saved(folder, 1)
+            os.fsync = stop
+            manager.save(simple(), 2)
 
-    ((errors, seen, names),) = launch(worker, 1, str(tmp_path), init=False, timeout_s=PATIENCE_S)
-    assert seen == [[".pt"], [".draft", ".pt"]]
-    assert len(errors) == 2
-    for error in errors:
-        assert f"{tmp_path}: another process saves here; give a second run its own folder" in error
+        pid = in_child(first)
+        os.read(told, 1)
+        with pytest.raises(CheckpointError, match="another process saves here; give a second run its own folder"):
+            saved(folder, 3)
+        seen = sorted(path.suffix for path in Path(folder).glob("step-*"))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        saved(folder, 3)
+        return seen, sorted(path.name for path in Path(folder).glob("step-*"))
+
+    ((seen, names),) = launch(worker, 1, str(tmp_path), init=False, timeout_s=PATIENCE_S)
+    assert seen == [".draft", ".pt"]
     assert names == ["step-00000001.pt", "step-00000003.pt"]
 
 

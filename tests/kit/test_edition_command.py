@@ -14,6 +14,7 @@ from ddplab import cli
 from ddplab.cli import edition as cli_edition
 from ddplab.recording import archive
 from ddplab.recording.edition_folder import Edition
+from tools import ROOT
 
 MACHINE = {"cpu": "Some CPU", "cores": 2, "gpus": [], "driver": None, "python": "3.11.7", "system": "Linux"}
 MACHINE |= {"torch": "2.13.0+cpu", "cuda": None, "nccl": None}
@@ -159,7 +160,7 @@ def test_an_archive_brings_the_edition_and_is_the_same_bytes_each_time(editions,
 
 
 def test_the_default_edition_can_be_carried(tmp_path):
-    default = Edition(Path(__file__).parents[2] / "gallery/editions/cpu-gloo")
+    default = Edition(ROOT / "gallery/editions/cpu-gloo")
     unpacked, outcome = archive.unpack(archive.pack(default, tmp_path), tmp_path / "there")
     assert outcome == "added"
     assert contents(unpacked.folder) == contents(default.folder)

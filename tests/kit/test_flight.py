@@ -61,61 +61,6 @@ def test_names_the_rank_that_left_a_collective_out_and_what_it_did_last(tmp_path
     assert without_dump(dumps) == ()
 
 
-def test_sees_a_swapped_order(tmp_path):
-    def worker(folder):
-        give_up_soon()
-        with dump_when_stuck(folder, 0.5):
-            first, second = dist.all_reduce, dist.broadcast
-            if dist.get_rank() == 1:
-                first, second = second, first
-            works = [call(torch.ones(4), **({"src": 0} if call is dist.broadcast else {}), async_op=True)
-                     for call in (first, second)]  # fmt: skip
-            write_dump(folder)
-            for work in works:
-                work.wait()
-
-    dumps, _ = hang(tmp_path, worker)
-    divergence = compare(dumps)
-    assert (divergence.kind, divergence.number, divergence.ranks) == ("mismatch", 1, (1,))
-    assert "the order is swapped" in divergence.notes[0]
-
-
-def test_sees_two_equal_collectives_in_swapped_order_by_their_lines(tmp_path):
-    def worker(folder):
-        def loss():
-            dist.all_reduce(torch.ones(4))
-
-        def accuracy():
-            dist.all_reduce(torch.ones(4))
-
-        for call in (loss, accuracy) if dist.get_rank() else (accuracy, loss):
-            call()
-        write_dump(folder)
-
-    dumps, how = hang(tmp_path, worker)
-    assert how == ["returned"] * 3
-    assert compare(dumps) is None
-    lines = compare_lines(dumps)
-    assert (lines.kind, lines.number, lines.ranks) == ("lines", 1, (0,))
-    assert lines.sides[1].call.place.endswith("in accuracy")
-    assert "the order is swapped" in lines.notes[0]
-
-
-def test_a_rank_that_aborts_leaves_no_dump_and_the_verdict_says_so(tmp_path, capsys):
-    def worker(folder):
-        with dump_when_stuck(folder, 0.5):
-            dist.all_reduce(torch.ones(7))
-            if dist.get_rank() == 1:
-                os._exit(3)
-            dist.all_reduce(torch.ones(3))
-
-    dumps, how = hang(tmp_path, worker)
-    assert how == ["raised", "died", "raised"]
-    assert without_dump(dumps) == (1,)
-    assert report_dumps(tmp_path) == 0
-    assert "No dump of rank 1" in capsys.readouterr().out
-
-
 def test_a_program_without_fault_does_not_diverge(tmp_path):
     """Every collective that gloo records, some with parts that only the root has, and a group of two."""
 
@@ -168,19 +113,6 @@ def test_a_standstill_is_written_while_it_lasts(tmp_path):
         [],
         ["rank0", "rank1"],
     ]
-
-
-def test_torchs_own_analyser_reads_what_write_dump_writes(tmp_path):
-    def worker(folder):
-        if dist.get_rank() == 0:
-            dist.all_reduce(torch.ones(3), async_op=True)
-        write_dump(folder)
-
-    hang(tmp_path, worker, ranks=2)
-    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(tmp_path), "--prefix", "rank"]
-    analysed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert analysed.returncode == 0, analysed.stderr[-2000:]
-    assert "missing ranks: {1}" in analysed.stdout + analysed.stderr
 
 
 @pytest.mark.parametrize("call", [write_dump, lambda folder: dump_when_stuck(folder).__enter__(), None])
@@ -259,12 +191,6 @@ def test_what_differs(tmp_path, changed, differs):
     assert "ranks 0–2: all_reduce of 4 Float at train.py:10 in step" in str(divergence)
 
 
-def test_two_ranks_that_disagree_are_both_named(tmp_path):
-    put(tmp_path, 0, [entry(1)])
-    put(tmp_path, 1, [entry(1, size=5)])
-    assert compare(read_dumps(tmp_path)).ranks == (0, 1)
-
-
 def test_an_overwritten_ring_buffer_is_compared_where_it_overlaps(tmp_path):
     put(tmp_path, 0, [entry(n) for n in range(50, 100)])
     put(tmp_path, 1, [entry(n) for n in range(70, 99)])
@@ -315,6 +241,15 @@ def test_the_first_divergence_in_time_is_the_one_returned(tmp_path):
     put(tmp_path, 0, [entry(1, group="a"), entry(1, group="b", size=5, **late)])
     put(tmp_path, 1, [entry(1, group="a", size=3), entry(1, group="b", size=6, **late)])
     assert compare(read_dumps(tmp_path)).group == "a"
+
+
+def test_a_swapped_order_is_noted(tmp_path):
+    put(tmp_path, 0, [entry(1), entry(2, "broadcast")])
+    put(tmp_path, 1, [entry(1, "broadcast"), entry(2)])
+    put(tmp_path, 2, [entry(1), entry(2, "broadcast")])
+    divergence = compare(read_dumps(tmp_path))
+    assert (divergence.kind, divergence.number, divergence.ranks) == ("mismatch", 1, (1,))
+    assert "the order is swapped" in divergence.notes[0]
 
 
 def test_a_collective_left_out_shifts_what_follows(tmp_path):
@@ -460,6 +395,7 @@ import types
 package = types.ModuleType("ddplab")
 package.__path__ = [sys.path[0] + "/ddplab"]
 sys.modules["ddplab"] = package
+import ddplab.cli.flight
 from ddplab.flight import compare, read_dumps
 print(compare(read_dumps({str(tmp_path)!r})).ranks)
 """

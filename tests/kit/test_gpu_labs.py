@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +16,8 @@ from ddplab.recording import plan
 from ddplab.recording.labs import record_lab
 from ddplab.recording.script import lab_id
 from ddplab.runtime.needs import NotShownHere
-from tools import PATIENCE_S
+from tools import PATIENCE_S, ROOT
 
-ROOT = Path(__file__).parents[2]
 LABS = {lab_id(script): script for script in sorted((ROOT / "gallery/gpu").glob("plot_*.py"))}
 # Labs for two NCCL ranks, which may share a GPU.
 PAIR = {lab: LABS[lab] for lab in ("two-nccl-ranks", "nccl-at-fault")}
@@ -65,7 +63,6 @@ COUNTED = {
 }
 DRIVER = """
 import json, re, sys
-from pathlib import Path
 from ddplab.recording.script import run
 from ddplab.runtime import evidence
 

@@ -3,15 +3,13 @@
 Those that need a GPU are rehearsed in ``test_gpu_labs.py``.
 """
 
-from pathlib import Path
-
 import pytest
 
 from ddplab.recording.edition_folder import Edition
 from ddplab.recording.labs import record_lab
 from ddplab.recording.script import lab_id
+from tools import ROOT
 
-ROOT = Path(__file__).parents[2]
 RECORDED = Edition(ROOT / "gallery" / "editions" / "cpu-gloo")
 
 

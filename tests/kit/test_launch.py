@@ -94,12 +94,9 @@ def test_prints_one_lane_per_rank(capfd):
 
 
 @pytest.mark.parametrize("nproc", [0, -1, 1.5, "2", True])
-def test_refuses_a_number_of_ranks_that_is_none(nproc):
+def test_refuses_a_number_of_ranks_and_a_time_bound_that_is_none(nproc):
     with pytest.raises(ValueError, match=r"nproc must be a whole number of ranks, at least 1; got"):
         launch(lambda: None, nproc)
-
-
-def test_refuses_a_time_bound_that_is_none():
     with pytest.raises(ValueError, match="timeout_s must be a positive number"):
         launch(lambda: None, 2, timeout_s=0)
 
@@ -233,15 +230,6 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path):
     pids = {int(pid) for path in tmp_path.glob("*.pid") for pid in path.stem.split(".")}
     assert len(pids) == 3, "two ranks and their fork server"
     assert all(map(ended, pids))
-
-
-def test_init_false_leaves_the_process_group_to_the_worker():
-    def worker():
-        assert not dist.is_initialized()
-        dist.init_process_group("gloo")
-        return dist.get_world_size()
-
-    assert launch(worker, 2, init=False) == [2, 2]
 
 
 def test_variables_reach_torch_although_the_fork_server_imported_it_before():

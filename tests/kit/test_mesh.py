@@ -125,18 +125,3 @@ def test_functools_cache_outlives_the_process_group(tmp_path):
 
     for rank, seen in enumerate(launch(worker, 4, str(tmp_path), init=False)):
         assert seen == (True, [0, 1] if rank < 2 else [2, 3], [0, 1, 2, 3])
-
-
-def test_functools_cache_takes_another_spelling_for_another_mesh():
-    """Then it makes groups again, which is a hang if only some ranks spell it so; a list it does not take at all."""
-
-    def worker():
-        cached = functools.cache(lambda shape, names: init_device_mesh("cpu", shape, mesh_dim_names=names))
-        first, second = cached((2, 1), ("a", "b")), cached((2, 1), names=("a", "b"))
-        with pytest.raises(TypeError, match="unhashable"):
-            cached([2, 1], ("a", "b"))
-        return first is second, first.get_group("b").group_name, second.get_group("b").group_name
-
-    for same, first, second in launch(worker, 2):
-        assert not same
-        assert first != second

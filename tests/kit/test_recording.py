@@ -25,9 +25,8 @@ from ddplab.recording.items import Item, results_of
 from ddplab.recording.keys import names_a_clock
 from ddplab.recording.script import lab_id
 from ddplab.runtime import evidence, gpus
-from tools import PATIENCE_S, ended, wait_until
+from tools import PATIENCE_S, ROOT, ended, wait_until
 
-ROOT = Path(__file__).parents[2]
 LAB = '''"""
 {name}
 ===
@@ -294,7 +293,7 @@ RECORDED = {
 
 
 def test_a_part_is_the_labs_and_claims_that_are_named_and_nothing_else_goes(house):
-    """Labs alone, claims alone, then the rest; what is unknown is refused before anything runs."""
+    """Labs alone, claims alone, the rest, one again; what is unknown is refused before anything runs."""
     house.lab("one")
     house.lab("two")
     house.claim("sun")
@@ -307,14 +306,22 @@ def test_a_part_is_the_labs_and_claims_that_are_named_and_nothing_else_goes(hous
     assert house.record("part")[0] == 0
     assert house.edition("part").labs().keys() == {"one", "two"}
     assert len(house.edition("part").results()) == 6
-    for options, words in {
-        ("--claims", "mars"): "there is no claim 'mars'; see the claims page, or tests/claims/",
-        ("--claims", "sun", "--no-claims"): "--claims and --no-claims: give one of them",
-        ("--limit", "-1"): "--limit -1: give a positive number of seconds",
-        ("--launch-limit", "0"): "--launch-limit 0: give a positive number of seconds",
+    sun = house.root / "tests/claims/test_sun.py"
+    sun.write_text(sun.read_text().partition('\n\n\n@proves("sun-too")')[0])
+    assert house.record("part", "--claims", "sun", "--fresh")[0] == 0
+    left = {"sun", "moon", "moon-too", "moon-as-well"}
+    assert house.edition("part").results().keys() == left, "a test that is gone takes its results along"
+    for arguments, words in {
+        ("../up",): "edition name '../up': use small letters, digits and hyphens",
+        ("part", "--labs", "nothing"): "there is no lab 'nothing'",
+        ("part", "--claims", "mars"): "there is no claim 'mars'; see the claims page, or tests/claims/",
+        ("part", "--claims", "sun", "--no-claims"): "--claims and --no-claims: give one of them",
+        ("part", "--budget", "-1"): "--budget -1: give a positive number of seconds",
+        ("part", "--limit", "-1"): "--limit -1: give a positive number of seconds",
+        ("part", "--launch-limit", "0"): "--launch-limit 0: give a positive number of seconds",
     }.items():
-        status, said = house.record("part", *options)
-        assert (status, said.strip()) == (2, f"python -m ddplab.recording: {words}")
+        status, said = house.record(*arguments)
+        assert (status, said.partition(words)[:2]) == (2, ("python -m ddplab.recording: ", words)), said
 
 
 def test_claims_of_which_nccl_may_tell_more_are_found_in_the_book(house):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from _ext.evidence.proofs import read_proofs
 from ddplab.recording import items as recorded
 from ddplab.recording.keys import claim_key, lab_key
 from tiny_book import LAUNCH, Built, TinyBook
+from tools import ROOT
 
 TESTS = """
 from proof import proves
@@ -364,57 +364,7 @@ def test_only_pages_with_claims_are_written_again_when_a_result_changes(book: Ti
     assert built.page("claims").select_one("#proof-sum-is-two") is None, "a claim that is gone leaves the list"
 
 
-def test_every_claim_of_this_book_is_found_by_reading() -> None:
-    found = read_proofs()
-    assert len(found) >= 10
-    assert len({proof.claim for proof in found}) == len(found)
-
-
 # -- the pytest side ----------------------------------------------------------------------------------
-
-
-def run(book: TinyBook, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in the book, with the real conftest of claims' tests."""
-    real = Path(__file__).parents[1] / "claims"
-    for name in ("conftest.py", "proof.py"):
-        book.write(f"tests/claims/{name}", (real / name).read_text())
-    book.write("pytest.ini", "[pytest]\nmarkers = proves(id): shows it\n")
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=book.root, capture_output=True, text=True, check=False)
-
-
-RECORD = """
-import sys
-from pathlib import Path
-from ddplab.recording import __main__ as recording
-recording.ROOT = Path.cwd()
-sys.exit(recording.main(["other", "--into", "gallery/editions", "--claims", *sys.argv[1:]]))
-"""
-PYTEST = "import sys, pytest; sys.exit(pytest.main(['-p', 'no:cacheprovider', 'tests/claims']))"
-
-
-def test_results_are_recorded_with_ranks_and_shown_and_a_partial_run_keeps_those_of_other_tests(book: TinyBook) -> None:
-    launching = TESTS.replace("def helper():\n    return LIMIT", "def helper():\n    return sum(launch(lambda: 1, 2))")
-    launching = "from ddplab import launch\n" + launching.replace("assert 1 == 1", "assert 0")
-    book.write("tests/claims/test_sums.py", launching)
-    path = book.root / "gallery/editions/other/claims/test_sums.json"
-    done = run(book, RECORD, *SUMS)
-    assert done.returncode == 1, done.stdout + done.stderr
-    results = json.loads(path.read_text())["results"]
-    assert results["sum-is-two"]["outcome"] == "passed"
-    assert results["sum-is-two"]["test"] == "tests/claims/test_sums.py::test_sum"
-    assert [launch["ranks"] for launch in results["sum-is-two"]["launches"]] == [2]
-    assert results["one-is-one"]["outcome"] == "failed"
-    built = book.build(labs_edition="other")
-    assert "✓ 2 ranks · gloo" in entry(built, "sum-is-two")
-    assert "Does not hold here" in entry(built, "one-is-one")
-    kept = json.loads(path.read_text())
-    kept["results"]["gone"] = {**kept["results"]["one-is-one"], "test": "tests/claims/test_sums.py::test_gone"}
-    path.write_text(json.dumps(kept))
-    run(book, RECORD, "one-is-one", "--fresh")
-    results = json.loads(path.read_text())["results"]
-    assert set(results) == {"sum-is-two", "one-is-one"}, "a test that is gone takes its results along"
-    assert results["sum-is-two"] == kept["results"]["sum-is-two"]
 
 
 @pytest.mark.parametrize(
@@ -425,7 +375,11 @@ def test_results_are_recorded_with_ranks_and_shown_and_a_partial_run_keeps_those
     ],
 )
 def test_tests_and_claims_must_pair_up_in_pytest_too(book: TinyBook, more: str, says: str) -> None:
+    for name in ("conftest.py", "proof.py"):
+        book.write(f"tests/claims/{name}", (ROOT / "tests/claims" / name).read_text())
+    book.write("pytest.ini", "[pytest]\nmarkers = proves(id): shows it\n")
     book.write("tests/claims/test_sums.py", TESTS + more)
-    done = run(book, PYTEST)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/claims"]
+    done = subprocess.run(command, cwd=book.root, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert says in done.stdout + done.stderr
