@@ -10,6 +10,7 @@ A state is everything that the next step reads and an earlier step wrote.
 An entry is either equal on all ranks, so that one may write it, or a rank's own, so that each must.
 
 :Level: core, 15 minutes
+:Proves: ckpt-adam-is-twice-the-model
 """
 
 # %%
@@ -122,6 +123,10 @@ assert file_bytes > sum(sizes.values()) + sizes["generator: torch"]  # of the se
 count = sizes["optimizer"] - 2 * sizes["parameters"]
 print(f"optimizer = 2 × {sizes['parameters']:,} + {count}")
 assert count == 4 * 6  # six tensors have a step count of four bytes each
+kept, of_parameters = (
+    [torch.tensor(one).shape for one in first[name][1]] for name in ("optimizer", "parameters")
+)
+assert kept == [each for shape in of_parameters for each in (torch.Size([]), shape, shape)]
 rest = sum(sizes[n] for n in sizes if n not in ("parameters", "buffers", "optimizer"))
 record("bytes", file=file_bytes, parameters=sizes["parameters"], rest=rest)
 record("bytes", generators=sum(sizes[n] for n in generators))

@@ -10,6 +10,7 @@ A save is safe if at every moment some complete file has the name that the loade
 A rename keeps this: before it the name means the old file, after it the new one.
 
 :Level: core, 15 minutes
+:Proves: ckpt-rename-survives-kills
 """
 
 # %%

@@ -10,6 +10,7 @@ A checksum finds out whether a file was damaged, and a loader that takes only da
 All ranks must get the same answer, or they resume from different steps.
 
 :Level: deep, 15 minutes
+:Proves: ckpt-flipped-bit-loads-silently ckpt-weights-only-runs-nothing ckpt-misfit-loads-nothing
 """
 
 # %%
@@ -18,6 +19,7 @@ All ranks must get the same answer, or they resume from different steps.
 # Two ranks save steps 1 and 2; then something happens to the file of step 2.
 
 import hashlib
+import os
 import tempfile
 import textwrap
 import warnings
@@ -30,10 +32,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddplab import device, launch, record
 from ddplab.checkpoint import CheckpointError, CheckpointManager
 
+folder = tempfile.TemporaryDirectory()
+path, trap = (Path(folder.name, name) for name in ("step-00000002.pt", "trap"))
 
-def network(hidden=32):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+
+def network(outputs=1, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, outputs))
 
 
 def save_twice(folder):
@@ -54,8 +59,10 @@ def flip_one_bit(path):
 
 
 class Hostile:
+    """Makes a folder when it is loaded; it could do anything else."""
+
     def __reduce__(self):
-        return print, ("    (this line was printed by a checkpoint)",)
+        return os.mkdir, (str(trap),)
 
 
 def replace_by_a_hostile_one(path):
@@ -70,8 +77,6 @@ def replace_by_a_hostile_one(path):
 # ---------------------------
 # The longest messages are cut here to their first sentence.
 
-folder = tempfile.TemporaryDirectory()
-path = Path(folder.name, "step-00000002.pt")
 damaged, before = {}, network()[0].weight[0, 0].item()
 launch(save_twice, 2, folder.name)
 whole = path.read_bytes()
@@ -92,7 +97,10 @@ record(before=before, after=f"{after:.1e}")
 # %%
 # The hostile file with ``weights_only=False``, which was the default until torch 2.6:
 
-_ = torch.load(path, weights_only=False)
+assert not trap.exists()
+torch.load(path, weights_only=False)
+print("a folder was made by loading a checkpoint:", trap.is_dir())
+trap.rmdir()
 
 # %%
 # What the manager reports
@@ -100,8 +108,14 @@ _ = torch.load(path, weights_only=False)
 # On each of two ranks, with a new model.
 
 
-def resume(folder, hidden=32):
-    model = DDP(network(hidden).to(device()))
+def unchanged(model, outputs):
+    """The tensors that are as they were built."""
+    built = network(outputs, seed=1).state_dict()
+    return [n for n, t in model.state_dict().items() if torch.equal(t.cpu(), built[n])]
+
+
+def resume(folder, outputs):
+    model = DDP(network(outputs, seed=1).to(device()))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -109,30 +123,44 @@ def resume(folder, hidden=32):
             message = f"resumes at step {step}"
         except CheckpointError as error:
             message = str(error)
+            assert len(unchanged(model.module, outputs)) == 4  # all
     return [str(warning.message) for warning in caught] + [message]
 
 
-def show(title, hidden=32):
+def show(title, outputs=1):
+    """What both ranks report; returns what each said last."""
     print(title)
-    for rank, messages in enumerate(launch(resume, 2, folder.name, hidden, quiet=True)):
+    ranks = launch(resume, 2, folder.name, outputs, quiet=True)
+    for rank, messages in enumerate(ranks):
         for text in messages:
             text, first = text.replace(folder.name, "…"), f"  rank {rank} │ "
             print(textwrap.fill(text, 84, initial_indent=first, subsequent_indent=" " * 11))
-    return text
+    return [messages[-1] for messages in ranks]
 
 
 ends = {}
 for damage, content in damaged.items():
     path.write_bytes(content)
     ends[damage] = show(damage.__name__.replace("_", " "))
-assert ends[cut] == ends[flip_one_bit] == "resumes at step 1"
-assert "refused: it needs builtins.print" in ends[replace_by_a_hostile_one]
+assert ends[cut] == ends[flip_one_bit] == ["resumes at step 1"] * 2
+for text in ends[replace_by_a_hostile_one]:
+    assert "refused: it needs posix.mkdir" in text
+assert not trap.exists()
 
 # %%
-# A good file and another model: the manager compares before it loads anything, so the model stays as it was.
+# A good file and another model: ``load_state_dict`` has loaded the layer that fits before it raises.
+# The manager compares before it loads anything, so the model stays as it was.
 
 path.write_bytes(whole)
-assert "nothing was loaded" in show("a model of 48 instead of 32", hidden=48)
+other = network(outputs=2, seed=1)
+try:
+    other.load_state_dict(torch.load(path)["objects"]["model"])
+except RuntimeError:
+    print("load_state_dict raises; unchanged:", *unchanged(other, 2))
+assert unchanged(other, 2) == ["2.weight", "2.bias"]
+for text in show("the manager, and a model with 2 outputs instead of 1", outputs=2):
+    assert "nothing was loaded" in text
+    assert "2.bias float32 (1,) instead of float32 (2,)" in text
 folder.cleanup()
 
 # %%

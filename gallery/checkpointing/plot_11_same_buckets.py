@@ -10,6 +10,7 @@ A sum of floating-point numbers depends on the order in which they are added.
 A number's place in the bucket decides at which rank its sum starts, so another bucket gives other bits.
 
 :Level: deep, 20 minutes
+:Proves: ckpt-resume-off-at-three ckpt-first-step-has-constructors-buckets ckpt-only-moved-numbers-change
 """
 
 # %%
@@ -50,7 +51,7 @@ class Step(NamedTuple):
     own: torch.Tensor  # this rank's gradients, before the all-reduce
     gradient: torch.Tensor  # after it
     weights: torch.Tensor
-    bucket: list[str]  # names of the parameters, in the bucket's order
+    buckets: list[list[str]]  # names of the parameters, in the order of each bucket
 
 
 class WatchedRun(SmallRun):
@@ -58,17 +59,20 @@ class WatchedRun(SmallRun):
         super().__init__(**variant)
         self.names = {p: name for name, p in self.model.module.named_parameters()}
         assert {name: p.numel() for p, name in self.names.items()} == SIZES
+        self.buckets, self.own = [], {}
         self.model.register_comm_hook(self, WatchedRun.watch)
 
     def watch(self, bucket):
-        self.bucket = [self.names[p] for p in bucket.parameters()]
-        self.own = dict(zip(self.bucket, map(torch.clone, bucket.gradients()), strict=True))
+        self.buckets.append([self.names[p] for p in bucket.parameters()])
+        own = map(torch.clone, bucket.gradients())
+        self.own.update(zip(self.buckets[-1], own, strict=True))
         return allreduce_hook(None, bucket)
 
     def step(self, step):
+        self.buckets, self.own = [], {}
         loss, weights = super().step(step)
         own, gradient = (self.own[name] for name in SIZES), (p.grad for p in self.names)
-        return Step(loss, flat(own), flat(gradient), flat(weights), self.bucket)
+        return Step(loss, flat(own), flat(gradient), flat(weights), self.buckets)
 
 
 # %%
@@ -79,11 +83,18 @@ SUSPECTS = {
     "resumed, no dropout": {"dropout": 0},
     "resumed, one batch for all steps": {"one_batch": True},
     "resumed, plain SGD": {"sgd": True},
+    "resumed, small buckets": {"bucket_cap_mb": 0.005},
 }
 
 
 def off(whole, other):
     return [gap([a.weights, b.weights]) for a, b in zip(whole, other, strict=True)]
+
+
+def is_exact(whole, other):
+    """Whether losses, gradients and weights of all steps are equal in every bit."""
+    steps = zip(whole, other, strict=True)
+    return all(a.loss == b.loss and all(map(torch.equal, a[1:4], b[1:4])) for a, b in steps)
 
 
 def case(folder):
@@ -92,21 +103,29 @@ def case(folder):
         for name, variant in SUSPECTS.items()
     }
     whole, other = runs["resumed"]
-    apart = {name: off(*pair) for name, pair in runs.items()}
     again = WatchedRun().train(0, SAVED + STEPS)[SAVED:]
-    apart["not resumed, but run twice"] = off(again, whole)
-    return apart, whole[0], other[0], other[1]
+    runs["not resumed, but run twice"] = again, whole
+    apart = {name: (off(*pair), is_exact(*pair)) for name, pair in runs.items()}
+    small = runs["resumed, small buckets"]
+    buckets = [[step.buckets for step in run] for run in (whole, other, *small)]
+    return apart, whole[0], other[0], buckets
+
+
+def equal_at_first(whole, other):
+    return whole.loss == other.loss and torch.equal(whole.own, other.own)
 
 
 cases = {}
 with tempfile.TemporaryDirectory() as folder:
     for ranks in (2, 3, 4):
-        cases[ranks] = launch(case, ranks, f"{folder}/{ranks}", quiet=True, env=ON_CPU)[0]
+        cases[ranks] = launch(case, ranks, f"{folder}/{ranks}", quiet=True, env=ON_CPU)
 print("ranks   weights off after 1 step    5 steps   20 steps")
-for ranks, (apart, *_) in cases.items():
-    first, fifth, last = (apart["resumed"][i] for i in (0, 4, -1))
-    print(f"{ranks:5}{first:27.1e}{fifth:11.1e}{last:11.1e}")
-    assert (first == last == 0) == (ranks == 2)
+for ranks, ((apart, *_), *others) in cases.items():
+    (off_by, exact), (_, repeatable) = apart["resumed"], apart["not resumed, but run twice"]
+    print(f"{ranks:5}{off_by[0]:27.1e}{off_by[4]:11.1e}{off_by[-1]:11.1e}")
+    assert repeatable
+    assert exact == (ranks == 2)
+    assert all(one["resumed"][1] == exact for one, *_ in others)
 
 # %%
 # The suspects
@@ -115,9 +134,9 @@ for ranks, (apart, *_) in cases.items():
 # A program that is not deterministic would be a suspect too, so one run is done twice.
 
 print("3 ranks                              weights off after 20 steps")
-for name, apart in cases[3][0].items():
+for name, (apart, exact) in cases[3][0][0].items():
     print(f"{name:35}{apart[-1]:28.1e}")
-    assert (apart[-1] == 0) == ("twice" in name)
+    assert exact == ("twice" in name)
 
 # %%
 # Inside the first step
@@ -125,9 +144,9 @@ for name, apart in cases[3][0].items():
 # The loss of the first step after resuming, each rank's own gradients, and what the all-reduce made of them.
 
 print("ranks   loss    own gradients   reduced gradients")
-for ranks, (_, whole, other, _) in cases.items():
-    assert whole.loss == other.loss
-    assert torch.equal(whole.own, other.own)
+for ranks, results in cases.items():
+    assert all(equal_at_first(whole, other) for _, whole, other, _ in results)
+    _, whole, other, _ = results[0]
     share = (whole.gradient != other.gradient).double().mean().item()
     print(f"{ranks:5}   equal   equal           {share:.1%} of the numbers differ")
     assert (share == 0) == (ranks == 2)
@@ -140,14 +159,14 @@ for ranks, (_, whole, other, _) in cases.items():
 # --------
 # What did the hook see?
 
-_, whole, other, second = cases[3]
-for name, seen in (
-    ("uninterrupted", whole),
-    ("resumed, first", other),
-    ("resumed, second", second),
-):
-    print(f"{name:15} {' '.join(seen.bucket)}")
-assert whole.bucket == second.bucket != other.bucket
+*_, (whole, other, of_small, other_small) = cases[3][0]
+lines = {"uninterrupted": whole[0], "resumed, first": other[0], "resumed, second": other[1]}
+for name, (bucket,) in lines.items():
+    print(f"{name:15} {' '.join(bucket)}")
+for before, after in ((whole, other), (of_small, other_small)):
+    assert after[0] == [list(SIZES)] != before[0]  # one, in the order of registration
+    assert after[1:] == before[1:] == before[:1] * (STEPS - 1)
+assert len(of_small[0]) > 1
 
 # %%
 # The first step after the resume reduces the same gradients in another order of parameters: DDP has not rebuilt its bucket yet.
@@ -170,11 +189,13 @@ def chunks(bucket, ranks):
 
 
 print("ranks   changed, in another chunk   changed, in the same chunk")
-for ranks, (_, whole, other, _) in cases.items():
-    moved = chunks(whole.bucket, ranks)[0] != chunks(other.bucket, ranks)[0]
+for ranks, ((_, whole, other, _), *_) in cases.items():
+    (before,), (after,) = whole.buckets, other.buckets
+    moved = chunks(before, ranks)[0] != chunks(after, ranks)[0]
     changed = whole.gradient != other.gradient
     print(f"{ranks:5}{(changed & moved).sum():28}{(changed & ~moved).sum():29}")
     assert not (changed & ~moved).any()
+    assert (changed & moved).any() == (ranks > 2)
     record("numbers", **{f"stayed_{ranks}": int((~moved).sum())})
 
 # %%
@@ -182,12 +203,12 @@ for ranks, (_, whole, other, _) in cases.items():
 # The picture shows the bucket on three ranks before and after, with the two boundaries between its chunks, and a line for each number that changed.
 
 # drawing
-_, whole, other, _ = cases[3]
-_, length = chunks(whole.bucket, 3)
+_, whole, other, _ = cases[3][0]
+_, length = chunks(*whole.buckets, 3)
 fig, axes = subplots(2, 1, height_in=2.4, sharex=True)
 describe(fig, "The bucket of the uninterrupted step, and of the first step after resuming")
 titles = "Uninterrupted", "The first step after resuming, and which numbers changed"
-for ax, title, bucket in zip(axes, titles, (whole.bucket, other.bucket), strict=True):
+for ax, title, bucket in zip(axes, titles, (*whole.buckets, *other.buckets), strict=True):
     left = 0
     for name in bucket:
         alpha = 0.4 if name == "3.weight" else 0.12
@@ -201,7 +222,7 @@ for ax, title, bucket in zip(axes, titles, (whole.bucket, other.bucket), strict=
     ax.set_title(title)
 (changed,) = (whole.gradient != other.gradient).nonzero(
     as_tuple=True
-)  # other.bucket is in this order
+)  # the second bucket is in this order
 axes[1].vlines(changed, -0.4, 0.4, color=INK, lw=0.25)
 axes[1].set(xlabel="number in the bucket", xticks=[0, length, 2 * length, left])
 

@@ -10,6 +10,7 @@ The layout of DDP's buckets is a state that no checkpoint holds.
 A resumed run is exact if its first step has the layout of the interrupted run, rebuilt or not.
 
 :Level: deep, 15 minutes
+:Proves: ckpt-warm-up-makes-it-exact ckpt-unused-makes-it-exact ckpt-as-many-warm-ups ckpt-adamw-amplifies-rounding
 """
 
 # %%
@@ -38,15 +39,20 @@ from ddplab.runtime.clock import now
 STEPS = 12
 
 
-def off(folder, warm_ups=0, saved=3, **variant):
+def off(folder, warm_ups=0, saved=3, steps=STEPS, **variant):
     """How far a resumed run is off after each step, in the weights and in the loss; and, at last, in each parameter."""
-    pair = resumed(partial(SmallRun, **variant), folder, saved, STEPS, warm_ups)
+    pair = resumed(partial(SmallRun, **variant), folder, saved, steps, warm_ups)
     losses, weights = [], []
     for (loss, ours), (other_loss, theirs) in zip(*pair, strict=True):
         losses.append(abs(loss - other_loss))
         each = [(a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True)]
         weights.append(max(each))
     return weights, losses, each
+
+
+def is_exact(runs):
+    """Whether no rank was off after any step, in the weights or in the loss."""
+    return not any(sum(weights + losses) for weights, losses, _ in runs)
 
 
 # %%
@@ -62,27 +68,29 @@ VARIANTS = {
     "warm-up, gradient_as_bucket_view": {"warm_ups": 1, "gradient_as_bucket_view": True},
     "warm-up, small buckets": {"warm_ups": 1, "bucket_cap_mb": 0.005},
     "find_unused_parameters": {"find_unused_parameters": True},
+    "find_unused_parameters, warm-up": {"warm_ups": 1, "find_unused_parameters": True},
     "static_graph, 1 warm-up": {"warm_ups": 1, "static_graph": True},
     "static_graph, 2 warm-ups": {"warm_ups": 2, "static_graph": True},
     "saved at step 0, nothing done": {"saved": 0},
     "saved at step 0, warm-up": {"warm_ups": 1, "saved": 0},
 }
-EXACT = {*list(VARIANTS)[2:7], "static_graph, 2 warm-ups", "saved at step 0, nothing done"}
+EXACT = {*list(VARIANTS)[2:8], "static_graph, 2 warm-ups", "saved at step 0, nothing done"}
 
 
 def all_variants(folder):
     return {name: off(f"{folder}/{name}", **kw) for name, kw in VARIANTS.items()}
 
 
-found = {}
+found = {}  # by the number of ranks, what each rank saw of each variant
 with tempfile.TemporaryDirectory() as folder:
     for ranks in (2, 3, 4):
-        found[ranks] = launch(all_variants, ranks, f"{folder}/{ranks}", quiet=True, up_to=4)[0]
+        runs = launch(all_variants, ranks, f"{folder}/{ranks}", quiet=True, up_to=4)
+        found[ranks] = {name: [run[name] for run in runs] for name in VARIANTS}
 print("weights off after 12 steps            2 ranks   3 ranks   4 ranks")
 for name in VARIANTS:
-    ends = [found[ranks][name][0][-1] for ranks in found]
+    ends = [runs[name][0][0][-1] for runs in found.values()]
     print(f"{name:35}" + "".join(f"{end:10.0e}" if end else f"{0:10}" for end in ends))
-    assert [bool(end) for end in ends] == [False, *[name not in EXACT] * 2]
+    assert [is_exact(runs[name]) for runs in found.values()] == [True, *[name in EXACT] * 2]
 
 # %%
 # With ``static_graph=True`` the first backward only records the graph, so the rebuild comes one backward later.
@@ -102,7 +110,7 @@ looks = {
 }
 for ax, (ranks, runs) in zip(axes, found.items(), strict=True):
     for name, look in looks.items():
-        apart = runs[name][0]
+        apart = runs[name][0][0]
         ax.plot(range(1, STEPS + 1), apart, clip_on=False, **look)
     ax.set_yscale("symlog", linthresh=1e-9, linscale=0.5)
     ax.set(xlabel="steps after resuming", ylim=(0, 0.1), yticks=[0, 1e-8, 1e-6, 1e-4, 1e-2])
@@ -115,13 +123,15 @@ axes[0].legend(loc="upper left", fontsize=8.5)
 # It subtracts the batch's mean, and with it the bias of the layer before it: that bias has the gradient 0, and what is left of it is rounding.
 # AdamW divides a gradient by its own size, so it takes full-length steps out of rounding.
 
-_, losses, each = found[3]["nothing done, with BatchNorm"]
+_, losses, each = found[3]["nothing done, with BatchNorm"][0]
 names = [f"{part}.{kind}" for part in (0, 3, "norm", 6) for kind in ("weight", "bias")]
 print("3 ranks, with BatchNorm, off after 12 steps")
 for name, apart in zip([*names, "the loss"], [*each, losses[-1]], strict=True):
     print(f"{name:12}{apart:8.0e}")
-assert max(each) == each[3]  # the bias before BatchNorm
-record(plain=found[3]["nothing done"][0][-1], norm=max(each), norm_loss=losses[-1])
+bias, *rest = sorted(each, reverse=True)
+assert bias == each[3] > 1e-4  # the bias before BatchNorm
+assert max(*rest, losses[-1]) < 1e-5
+record(plain=found[3]["nothing done"][0][0][-1], norm=bias, norm_loss=losses[-1])
 
 # %%
 # What they cost
@@ -150,6 +160,37 @@ def cost():
 ratio = launch(cost, 2, quiet=True)[0]
 print(f"a step with find_unused_parameters ÷ a step without, median of 20: {ratio:.2f}")
 record(ratio=ratio)
+
+# %%
+# How many warm-ups
+# -----------------
+# The rule, tried on three ranks: saved after 0, 1, 2 and 5 steps, which numbers of warm-ups make the resumed run exact?
+
+SAVES, GRAPHS = (0, 1, 2, 5), {"default": False, "static_graph": True}
+
+
+def warm_ups(folder, saved, static):
+    runs = [
+        off(f"{folder}/{saved} {static} {n}", n, saved, 3, static_graph=static)
+        for n in (0, 1, 2)
+    ]
+    return [n for n, run in enumerate(runs) if is_exact([run])]
+
+
+def both_graphs(folder):
+    return {
+        name: [warm_ups(folder, s, static) for s in SAVES] for name, static in GRAPHS.items()
+    }
+
+
+with tempfile.TemporaryDirectory() as folder:
+    ranks = launch(both_graphs, 3, folder, quiet=True, up_to=4)
+print("saved after step" + "".join(f"{saved:>9}" for saved in SAVES)[1:])
+for name, exact in ranks[0].items():
+    columns = (" or ".join(map(str, some)) for some in exact)
+    print(f"{name:15}" + "".join(f"{column:>9}" for column in columns))
+once, static = [[0], [1, 2], [1, 2], [1, 2]], [[0], [1], [2], [2]]
+assert ranks == [{"default": once, "static_graph": static}] * 3
 
 # %%
 # What to notice

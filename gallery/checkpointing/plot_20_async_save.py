@@ -10,6 +10,7 @@ An asynchronous save stages, which copies the state and stalls the step, and the
 What is saved is the state at the call.
 
 :Level: deep, 20 minutes
+:Proves: ckpt-async-saves-the-moment ckpt-async-stages-all ckpt-async-killed-leaves-no-metadata ckpt-dcp-overwrite-mixes
 """
 
 # %%
@@ -18,6 +19,7 @@ What is saved is the state at the call.
 # Rank 0 writes one file and all wait; each rank writes its share of a directory and all wait (DCP, ``torch.distributed.checkpoint``); the same in the background.
 # A round saves once, after its second step, and trains on; the three ways take turns.
 
+import copy
 import os
 import signal
 import statistics
@@ -36,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddplab import device, launch, record
 from ddplab.apparatus.plotting import ACCENT, MUTED, describe, subplots
 from ddplab.apparatus.postmortem import postmortem
-from ddplab.apparatus.storages import tensors_in
+from ddplab.apparatus.storages import flat_state, same_state, tensors_in
 from ddplab.runtime.clock import now
 
 ROUNDS, STEPS, SIDE, MIB = 5, 5, 1024, 2**20
@@ -71,39 +73,36 @@ def timed(function, *args):
     return 1e3 * (now() - began), value
 
 
-def train(folder):
+def build():
     torch.manual_seed(0)
     layers = [nn.Linear(SIDE, SIDE, bias=False) for _ in range(2)]
     model = DistributedDataParallel(nn.Sequential(*layers).to(device()))
-    optimizer = torch.optim.Adam(model.parameters())
+    return model, torch.optim.Adam(model.parameters())
+
+
+def state_of(model, optimizer):
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+
+
+def train(folder):
+    model, optimizer = build()
     group, rows = dist.new_group(backend="gloo"), {}
     for i in range(ROUNDS):
         for save in (torch_save, dcp_save, async_save):
             times = [timed(train_step, model, optimizer)[0] for _ in range(2)]
-            weights, moments = get_state_dict(model, optimizer)
-            state = {"model": weights, "optimizer": moments}
-            called = layers[0].weight.detach().cpu().clone()
-            path = f"{folder}/{save.__name__}-{i}"
+            state, path = state_of(model, optimizer), f"{folder}/{save.__name__}-{i}"
             stall, future = timed(save, state, path, group)
             times += [timed(train_step, model, optimizer)[0] for _ in range(STEPS - 2)]
             wait = timed(future.result)[0] if future else 0  # before the next save
             row = [*times, stall, sum(times) + stall + wait]
             rows.setdefault(save.__name__, []).append(row)
-    found = {"model": {"0.weight": torch.zeros(SIDE, SIDE)}}
-    dcp.load(found, checkpoint_id=path)  # the last one is that of async_save
-    saved, current = found["model"]["0.weight"], layers[0].weight.detach().cpu()
-    staged = DefaultStager(StagingOptions(False, False, False, False)).stage(state)
-    pairs = list(zip(tensors_in(state), tensors_in(staged), strict=True))
-    copied = sum(b.nbytes for a, b in pairs if a.data_ptr() != b.data_ptr())
-    written = Path(path, f"__{dist.get_rank()}_0.distcp").stat().st_size
-    nbytes = sum(a.nbytes for a, _ in pairs), copied, written
-    return rows, nbytes, (torch.equal(saved, called), torch.equal(saved, current))
+    return rows
 
 
 with tempfile.TemporaryDirectory() as folder:
-    ranks = launch(train, 2, folder, quiet=True)
+    rows_of_0, _ = launch(train, 2, folder, quiet=True)
 median = {}  # over the rounds, without the first
-for way, rows in ranks[0][0].items():
+for way, rows in rows_of_0.items():
     median[way] = [statistics.median(column) for column in zip(*rows[1:], strict=True)]
 print("medians, ms    stall of the call    steps before / after    whole round")
 for way, (*times, stall, whole) in median.items():
@@ -130,9 +129,40 @@ axes[0].legend(fontsize=8.5)
 # What is copied, and which values are saved
 # ------------------------------------------
 # Before it returns, ``async_save`` *stages*: it copies every tensor of the state dict to memory that training does not touch.
-# The optimizer has stepped three times before the load.
+# Here the optimizer steps once more before anything is written.
 
-for rank, (_, nbytes, (as_called, as_now)) in enumerate(ranks):
+
+def saved_late(folder):
+    class Late(dcp.DefaultSavePlanner):
+        def finish_plan(self, plan):
+            assert stepped.wait(60)
+            return super().finish_plan(plan)
+
+    model, optimizer = build()
+    train_step(model, optimizer)
+    state, stepped = state_of(model, optimizer), threading.Event()
+    called, group = copy.deepcopy(state), dist.new_group(backend="gloo")
+    future = dcp.async_save(state, checkpoint_id=folder, planner=Late(), process_group=group)
+    train_step(model, optimizer)
+    stepped.set()
+    future.result()
+    current = state_of(model, optimizer)
+    found = copy.deepcopy(current)
+    dcp.load(found, checkpoint_id=folder)
+    is_of = [same_state(flat_state(found), flat_state(one)) for one in (called, current)]
+
+    staged = DefaultStager(StagingOptions(False, False, False, False)).stage(state)
+    pairs = list(zip(tensors_in(state), tensors_in(staged), strict=True))
+    copied = sum(b.nbytes for a, b in pairs if a.data_ptr() != b.data_ptr())
+    written = Path(folder, f"__{dist.get_rank()}_0.distcp").stat().st_size
+    return (sum(a.nbytes for a, _ in pairs), copied, written), is_of
+
+
+with tempfile.TemporaryDirectory() as folder:
+    ranks = launch(saved_late, 2, folder, quiet=True)
+    stored = dcp.FileSystemReader(folder).read_metadata().storage_data
+assert len({index.fqn for index in stored}) == len(stored)  # each tensor is written once
+for rank, (nbytes, (as_called, as_now)) in enumerate(ranks):
     words = zip(("state", "staged", "written"), nbytes, strict=True)
     sizes = "  ".join(f"{word} {n / MIB:.1f} MiB" for word, n in words)
     print(f"rank {rank}  {sizes}  saved: as called {as_called}, as now {as_now}")
@@ -144,24 +174,29 @@ record("MiB", staged=nbytes[1] / MIB, written=nbytes[2] / MIB)
 # -----------------
 # Step 1 has been saved.
 # Rank 1 is killed after ``async_save`` of step 2 has returned and before it has written its share: first into a new directory, then over step 1.
+# At last the same in ``dcp.save``, which leaves what ``async_save`` leaves.
 
 
 def content(step):
     return {"a": torch.full((1000,), float(step)), "b": torch.full((1000,), float(step))}
 
 
-def killed(path):
+def killed(path, blocking=False):
     class Dies(dcp.FileSystemWriter):
         def write_data(self, plan, planner):
-            returned.wait(20)
+            assert returned.wait(60)
             if dist.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().write_data(plan, planner)
 
     group, returned = dist.new_group(backend="gloo"), threading.Event()
-    future = dcp.async_save(content(2), storage_writer=Dies(path), process_group=group)
-    returned.set()
-    future.result()
+    if blocking:
+        returned.set()
+        dcp.save(content(2), storage_writer=Dies(path))
+    else:
+        future = dcp.async_save(content(2), storage_writer=Dies(path), process_group=group)
+        returned.set()
+        future.result()
 
 
 def load(path):
@@ -184,10 +219,17 @@ with tempfile.TemporaryDirectory() as folder:
     for what, (target, read) in cases.items():
         if target:
             assert [e.how for e in postmortem(killed, 2, target)] == ["raised", "died"]
-        results.append(launch(load, 2, read, quiet=True)[0])
-        print(f"{what:20} {', '.join(sorted(os.listdir(read)))}\n{'':20} {results[-1]}")
-assert results[0].startswith("refused")
-assert results[1:] == ["a of step 1  b of step 1", "a of step 2  b of step 1"]
+        result, of_rank_1 = launch(load, 2, read, quiet=True)
+        assert result == of_rank_1
+        results.append(result)
+        print(f"{what:20} {', '.join(sorted(os.listdir(read)))}\n{'':20} {result}")
+    blocking = f"{folder}/blocking"
+    assert [e.how for e in postmortem(killed, 2, blocking, True)] == ["raised", "died"]
+    results += launch(load, 2, blocking, quiet=True)  # dcp.save instead of async_save
+assert results[1:3] == ["a of step 1  b of step 1", "a of step 2  b of step 1"]
+for refused in (results[0], *results[3:]):
+    assert refused.startswith("refused")
+    assert torch.__version__ < (2, 13) or ".metadata" in refused
 
 # %%
 # What to notice

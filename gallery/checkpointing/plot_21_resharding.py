@@ -10,7 +10,7 @@ DCP stores a tensor's name and shape, and which piece of it lies in which file.
 A reader asks for the pieces that it needs, so names have to agree and world sizes do not.
 
 :Level: deep, 20 minutes
-:Proves: ckpt-dcp-reshards ckpt-dcp-to-one-file
+:Proves: ckpt-dcp-reshards ckpt-dcp-to-one-file ckpt-dcp-one-value-per-name ckpt-ddp-fsdp2-names
 """
 
 # %%
@@ -43,7 +43,8 @@ WRAPPERS, WRITERS, READERS = ("DDP", "FSDP2"), (1, 2, 3, 4), (1, 2, 3)
 def build(wrapper, seed):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5)).to(device())
-    model = DistributedDataParallel(model) if wrapper == "DDP" else fully_shard(model)
+    if wrapper != "bare":
+        model = DistributedDataParallel(model) if wrapper == "DDP" else fully_shard(model)
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
@@ -166,10 +167,11 @@ bars.set_title("number: the rank whose file holds it", fontsize=9.5)
 def own_values(folder):
     rank = dist.get_rank()
     generator = torch.Generator().manual_seed(rank).get_state()
-    dcp.save({"rng": generator, f"rng of {rank}": generator}, checkpoint_id=folder)
-    found = {"rng": torch.zeros_like(generator)}
+    state = {"rng": generator, "rank": rank, f"rng of {rank}": generator}
+    dcp.save(state, checkpoint_id=folder)
+    found = {name: torch.zeros_like(generator) for name in state} | {"rank": -1}
     dcp.load(found, checkpoint_id=folder)
-    return generator, found["rng"]
+    return generator, *found.values()
 
 
 def own_value_of_a_new_rank(folder):
@@ -181,14 +183,51 @@ def own_value_of_a_new_rank(folder):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    before, after = zip(*launch(own_values, 2, folder, quiet=True), strict=True)
+    results = launch(own_values, 2, folder, quiet=True)
+    before, after, of_rank, named = zip(*results, strict=True)
     for rank, value in enumerate(after):
         whose = [r for r in (0, 1) if torch.equal(value, before[r])]
         print(f"rank {rank} saved its own generator and loads that of rank {whose[0]}")
-    print("rank 2 of 3:", launch(own_value_of_a_new_rank, 3, folder, quiet=True)[2])
+    message = launch(own_value_of_a_new_rank, 3, folder, quiet=True)[2]
+    print("rank 2 of 3:", message)
 assert torch.equal(*after)
 assert not torch.equal(*before)
+assert of_rank in ((0, 0), (1, 1))
+assert all(map(torch.equal, named, before))
+assert "Missing key in checkpoint state_dict: rng of 2" in message
 store.cleanup()
+
+# %%
+# The wrapper's own names
+# -----------------------
+# ``state_dict()`` of the wrapper has other names for DDP, so a load into FSDP2 does not find them.
+
+
+def names(folder):
+    through, direct = {}, {}
+    for wrapper in ("bare", *WRAPPERS):
+        model, optimizer = build(wrapper, seed=0)
+        through[wrapper] = sorted(flat_state(state_of(model, optimizer)))
+        direct[wrapper] = sorted(model.state_dict())
+    dcp.save({"model": build("DDP", seed=0)[0].state_dict()}, checkpoint_id=folder)
+    try:
+        dcp.load({"model": build("FSDP2", seed=0)[0].state_dict()}, checkpoint_id=folder)
+    except dcp.api.CheckpointException as error:
+        return through, direct, str(error).strip().splitlines()[-1]
+
+
+with tempfile.TemporaryDirectory() as folder:
+    ranks = launch(names, 2, folder, quiet=True, env=own)
+for through, direct, message in ranks:
+    assert through["bare"] == through["DDP"] == through["FSDP2"]
+    assert "optimizer state 0.weight exp_avg " in through["DDP"]
+    assert direct["bare"] == direct["FSDP2"]
+    assert direct["DDP"] == [f"module.{name}" for name in direct["bare"]]
+    assert "Missing key in checkpoint state_dict: model.0." in message
+print("wrapper  state_dict()         get_state_dict(): the last of the names")
+for wrapper, listed in direct.items():
+    print(f"{wrapper:8} {listed[-1]:20} {through[wrapper][-1].replace(' ', '.')[:-1]}")
+print(f"saved from DDP, loaded into FSDP2: {message}")
 
 # %%
 # What to notice

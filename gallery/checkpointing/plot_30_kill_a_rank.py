@@ -10,6 +10,7 @@ torchrun restarts the group, not the rank: if one process ends, all are ended an
 Every restart repeats the steps since the last checkpoint.
 
 :Level: core, 15 minutes
+:Proves: ckpt-killed-rank-restarts-all
 """
 
 import re
@@ -94,6 +95,7 @@ record(twice=len(twice))
 record("s", pause=max(back_s) - died_s)
 expected = [(f"rank {rank}", f"restart count {life}") for rank in (0, 1) for life in (0, 1)]
 assert sorted((who, text) for _, who, text in starts) == expected
+assert len({re.search(r"pid \d+", text)[0] for *_, text in events if "begins" in text}) == 4
 
 # %%
 # What to notice

@@ -10,6 +10,7 @@ The agent looks at its ranks at intervals, and any exit code but 0 of one ends t
 A signal to the agent ends its ranks only if the agent handles it.
 
 :Level: deep, 15 minutes
+:Proves: ckpt-any-exit-code-restarts ckpt-shutdown-timeout-on-signal-only
 """
 
 import os
@@ -70,7 +71,11 @@ def summary(case, code, lines):
     fate, sign, options, _ = case
     pattern = re.compile(r"rank (\d) in life (\d) (.*)")
     printed = [(at_s, *m.groups()) for at_s, line in lines if (m := pattern.match(line))]
-    began = {life: at_s for at_s, _, life, text in printed if text == "is there"}
+    starts = [(life, rank, at_s) for at_s, rank, life, text in printed if text == "is there"]
+    began = {life: at_s for life, _, at_s in sorted(starts)}
+    assert sorted((life, rank) for life, rank, _ in starts) == [
+        (x, y) for x in began for y in "01"
+    ]
     of_0 = [(life, text) for _, rank, life, text in printed if rank == "0"]
     received = {life: [text for one, text in of_0 if one == life][1:] for life in began}
     causes = [f"rank 1: {fate.split(',')[0]}"] if fate != "stay" else []

@@ -29,6 +29,7 @@ And what changes:
 .. code-diff:: /../gallery/recipes/single_device.py /../gallery/recipes/converted_ddp.py
 
 :Level: core, 25 minutes
+:Proves: conversion-same-losses
 """
 
 import contextlib
@@ -65,14 +66,21 @@ def run(text, ranks):
 
 
 (alone,), single_weights = run(SINGLE, 1)
-(rank0, rank1), weights = run(CONVERTED, 2)
-print("one device                 two ranks")
-for a, b in zip(alone, rank0, strict=True):
-    print(f"{a:25}  {b}")
-gap = (weights - single_weights).abs().max().item()
-print(f"largest difference between the saved weights: {gap:.0e}")
-assert rank1 == []
-assert gap < 1e-5
+losses = {"one device": [float(line.split()[-1]) for line in alone]}
+gaps = {"one device": 0.0}  # how far the saved weights are from those of one device
+for name, ranks in (("1 rank", 1), ("2 ranks", 2), ("4 ranks", 4)):
+    (rank0, *others), weights = run(CONVERTED, ranks)
+    losses[name] = [float(line.split()[-1]) for line in rank0]
+    gaps[name] = (weights - single_weights).abs().max().item()
+    assert not any(others)
+print(f"{'':12}" + "".join(f"{name:>12}" for name in losses))
+for epoch, each in enumerate(zip(*losses.values(), strict=True)):
+    print(f"loss {epoch:<7}" + "".join(f"{loss:12.6f}" for loss in each))
+    assert max(each) - min(each) < 2e-6
+print("weights off " + "".join(f"{gap:12.0e}" for gap in gaps.values()))
+gap = gaps["2 ranks"]
+assert max(gaps.values()) < 1e-5
+assert losses["one device"][0] > 2 * losses["one device"][-1]  # it learns
 
 # %%
 # Block by block
@@ -122,7 +130,7 @@ EDITS = {
 }
 distances = {"nothing left out": gap}
 print("left out                   loss of the last epoch   weights differ by")
-print(f"{'nothing':27}{rank0[-1].split()[-1]:>22}{gap:20.0e}")
+print(f"{'nothing':27}{losses['2 ranks'][-1]:22.6f}{gap:20.0e}")
 for name, (line, other) in EDITS.items():
     assert line in CONVERTED
     printed, weights = run(CONVERTED.replace(line, other), 2)

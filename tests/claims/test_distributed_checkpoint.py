@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import signal
 import threading
 
 import pytest
@@ -12,11 +11,11 @@ import torch.distributed.checkpoint as dcp
 from patience import launch, patient_group, postmortem, shorten
 from proof import proves, side_by_side
 from torch import nn
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from ddplab.apparatus.storages import flat_state, same_state
 from ddplab.runtime.needs import ON_CPU
 from ddplab.runtime.torch_private import flight_records
 from tools import PATIENCE_S, wait_until
@@ -52,8 +51,7 @@ def build(wrapper="DDP", seed=0):
     """Odd sizes: with 4 ranks some hold fewer rows, and one of a bias none."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5))
-    if wrapper != "bare":
-        model = DDP(model) if wrapper == "DDP" else fully_shard(model)
+    model = DDP(model) if wrapper == "DDP" else fully_shard(model)
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
@@ -72,69 +70,11 @@ def state_of(model, optimizer, whole=False):
     return {"model": weights, "optimizer": moments}
 
 
-def flat(value, name=""):
-    """A nested dictionary as one of paths."""
-    if not isinstance(value, dict):
-        return {name: value}
-    return {n: v for key in value for n, v in flat(value[key], f"{name}/{key}").items()}
-
-
-def equal(a, b):
-    """Bit for bit, with the same names."""
-    a, b = flat(a), flat(b)
-    same = (torch.equal(a[n], b[n]) if torch.is_tensor(b[n]) else a[n] == b[n] for n in a.keys() & b.keys())
-    return a.keys() == b.keys() and all(same)
-
-
-@proves("ckpt-async-saves-the-moment")
-def test_what_is_saved_is_of_the_moment_of_the_call(tmp_path):
-    """The write is held back until the optimizer has stepped: saved are weights and moments from before."""
-
-    def worker(path):
-        class Late(dcp.DefaultSavePlanner):
-            def finish_plan(self, plan):
-                assert stepped.wait(PATIENCE_S)
-                return super().finish_plan(plan)
-
-        stepped, group = threading.Event(), dist.new_group(backend="gloo")
-        model, optimizer = build()
-        train(model, optimizer)
-        state = state_of(model, optimizer)
-        called = pickle.loads(pickle.dumps(state))
-        future = dcp.async_save(state, checkpoint_id=path, planner=Late(), process_group=group)
-        returned_before_the_end = not future.done()
-        train(model, optimizer)
-        stepped.set()
-        future.result()
-        now = pickle.loads(pickle.dumps(state_of(model, optimizer)))
-        found = state_of(model, optimizer)
-        dcp.load(found, checkpoint_id=path)
-        return returned_before_the_end, equal(found, called), equal(found, now)
-
-    assert launch(worker, 2, tmp_path / "saved") == [(True, True, False)] * 2
-
-
-@proves("ckpt-async-stages-all")
-def test_every_rank_copies_all_of_a_replicated_state_and_writes_a_share(tmp_path):
-    """Storages of the staged copy against those of the state, and entries by the file that holds them."""
-
-    def worker(path):
-        model, optimizer = build()
-        state = state_of(model, optimizer)
-        staged = DefaultStager(StagingOptions(False, False, False, False)).stage(state)
-        dcp.async_save(state, checkpoint_id=path, process_group=dist.new_group(backend="gloo")).result()
-        mine = {n: t for n, t in flat(state).items() if torch.is_tensor(t)}
-        copies = {n: t for n, t in flat(staged).items() if torch.is_tensor(t)}
-        apart = {t.data_ptr() for t in mine.values()}.isdisjoint(t.data_ptr() for t in copies.values())
-        return apart, sum(t.nbytes for t in mine.values()), sum(t.nbytes for t in copies.values())
-
-    for apart, nbytes, copied in launch(worker, 3, tmp_path / "saved"):
-        assert apart
-        assert copied == nbytes
-    stored = dcp.FileSystemReader(tmp_path / "saved").read_metadata().storage_data
-    holders = [info.relative_path for info in stored.values()]
-    assert set(holders) == {f"__{rank}_0.distcp" for rank in range(3)}
-    assert len({index.fqn for index in stored}) == len(holders)  # each name once
+def restore(model, optimizer, path):
+    """Load what ``state_of`` names."""
+    state = state_of(model, optimizer)
+    dcp.load(state, checkpoint_id=path)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
 def meet(path, own):
@@ -233,16 +173,14 @@ def test_rank_0_saves_alone_in_the_background(tmp_path):
 
     def read(path, wrapper):
         model, optimizer = build(wrapper, seed=99)
-        state = state_of(model, optimizer)
-        dcp.load(state, checkpoint_id=path)
-        options = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(model, optimizer, **options)
-        return state_of(model, optimizer, whole=True)
+        restore(model, optimizer, path)
+        return flat_state(state_of(model, optimizer, whole=True))
 
     called, _ = launch(write, 2, tmp_path / "saved", env=ON_CPU)
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [".metadata", "__0_0.distcp"]
     for wrapper, ranks in (("DDP", 1), ("FSDP2", 3)):
-        assert all(equal(found, called) for found in launch(read, ranks, tmp_path / "saved", wrapper, env=ON_CPU))
+        for found in launch(read, ranks, tmp_path / "saved", wrapper, env=ON_CPU):
+            assert same_state(found, flat_state(called))
 
 
 @proves("ckpt-async-errors-in-the-future")
@@ -268,56 +206,6 @@ def test_a_failed_save_is_heard_of_in_the_future_only(tmp_path):
         assert not issubclass(kind, Exception)
         assert (ranks, named) == ([1], True)
     assert not (tmp_path / "saved/.metadata").exists()
-
-
-def killed(path, asynchronous):
-    """Rank 1 dies before it writes its share of step 2; asynchronously, after the call has returned."""
-
-    class Dies(dcp.FileSystemWriter):
-        def write_data(self, plan, planner):
-            assert not asynchronous or returned.wait(PATIENCE_S)
-            if dist.get_rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().write_data(plan, planner)
-
-    returned = threading.Event()
-    if not asynchronous:
-        dcp.save(content(2), storage_writer=Dies(path))
-        return
-    group = dist.new_group(backend="gloo")
-    future = dcp.async_save(content(2), storage_writer=Dies(path), process_group=group)
-    returned.set()
-    future.result()
-
-
-@proves("ckpt-async-killed-leaves-no-metadata")
-def test_killed_in_between(tmp_path):
-    """In a directory of its own: the new one is refused with the name of what is missing, the old one is whole."""
-    old, blocking, background = (tmp_path / name for name in ("old", "blocking", "background"))
-    _, *killings = side_by_side(
-        lambda: launch(save, 2, old),
-        lambda: postmortem(killed, 2, blocking, False),
-        lambda: postmortem(killed, 2, background, True),
-    )
-    found = launch(lambda: [load(path) for path in (old, blocking, background)], 2)
-    for endings, new in zip(killings, (blocking, background), strict=True):
-        assert [ending.how for ending in endings] == ["raised", "died"]
-        assert (new / "__0_0.distcp").exists()
-        assert not (new / ".metadata").exists()
-    for whole, *refused in found:
-        assert whole == {"a": 1, "b": 1}
-        for error, new in zip(refused, (blocking, background), strict=True):
-            # Before torch 2.13 the error does not name the file.
-            named = torch.__version__ >= (2, 13)
-            assert (f"No such file or directory: '{new / '.metadata'}'" if named else "metadata is None") in error
-
-
-@proves("ckpt-dcp-overwrite-mixes")
-def test_killed_over_the_old_one(tmp_path):
-    """Over the old directory: its ``.metadata`` still fits, and the load mixes two steps without a message."""
-    launch(save, 2, tmp_path)
-    postmortem(killed, 2, tmp_path, False)
-    assert launch(load, 2, tmp_path) == [{"a": 2, "b": 1}] * 2
 
 
 @proves("ckpt-dcp-flipped-bit")
@@ -367,34 +255,6 @@ def test_metadata_is_unpickled_without_a_check(tmp_path):
     assert [path.exists() for path in written] == [True, True, False]
 
 
-@proves("ckpt-ddp-fsdp2-names")
-def test_names_do_not_depend_on_the_wrapper(tmp_path):
-    """``get_state_dict`` against the wrappers' own ``state_dict``, and a load across wrappers with the latter."""
-
-    def names():
-        through, own = [], []
-        for wrapper in "bare", "DDP", "FSDP2":
-            model, optimizer = build(wrapper)
-            through.append(sorted(flat(state_of(model, optimizer))))
-            own.append(sorted(model.state_dict()))
-        return through, own
-
-    def across(path):
-        dcp.save({"model": build("DDP")[0].state_dict()}, checkpoint_id=path)
-        try:
-            dcp.load({"model": build("FSDP2")[0].state_dict()}, checkpoint_id=path)
-        except dcp.api.CheckpointException as error:
-            return str(error)
-
-    for through, (bare, ddp, fsdp2) in launch(names, 2, env=ON_CPU):
-        assert through[0] == through[1] == through[2]
-        assert "/optimizer/state/0.weight/exp_avg" in through[0]
-        assert bare == fsdp2
-        assert ddp == [f"module.{name}" for name in bare]
-    for said in launch(across, 2, tmp_path / "saved", env=ON_CPU):
-        assert "Missing key in checkpoint state_dict: model.0." in said
-
-
 @proves("ckpt-get-state-counts-a-step")
 def test_a_look_before_the_first_step_counts_as_a_step():
     """Three steps of Adam with and without ``get_state_dict`` before the first; then the same after the first."""
@@ -429,42 +289,11 @@ def test_a_backward_before_the_load_leaves_the_moments_behind(tmp_path):
         model(torch.ones(2, 7)).sum().backward()
         if not gradients:
             optimizer.zero_grad(set_to_none=True)
-        state = state_of(model, optimizer)
-        dcp.load(state, checkpoint_id=path)
-        options = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(model, optimizer, **options)
+        restore(model, optimizer, path)
         return len(optimizer.state)
 
     launch(write, 2, tmp_path / "saved")
     assert launch(lambda path: (read(path, True), read(path, False)), 2, tmp_path / "saved") == [(0, 4)] * 2
-
-
-@proves("ckpt-dcp-one-value-per-name")
-def test_what_differs_between_ranks_is_saved_once(tmp_path):
-    """A tensor and a number under the same names on three ranks, and a name for each rank at another world size."""
-
-    def write(path):
-        rank = dist.get_rank()
-        own = {"tensor": torch.full((4,), rank), "number": 10 * rank}
-        dcp.save({**own, f"of {rank}": rank}, checkpoint_id=path)
-        found = {"tensor": torch.full((4,), -1), "number": -1}
-        dcp.load(found, checkpoint_id=path)
-        return found["tensor"][0].item(), found["number"]
-
-    def read(path):
-        found = {f"of {dist.get_rank()}": -1}
-        try:
-            dcp.load(found, checkpoint_id=path)
-        except dcp.api.CheckpointException as error:
-            return str(error)
-        return found
-
-    first, *others = launch(write, 3, tmp_path / "saved")
-    assert others == [first] * 2
-    assert first[0] in (0, 1, 2)
-    assert launch(read, 3, tmp_path / "saved") == [{f"of {rank}": rank} for rank in range(3)]
-    for said in launch(read, 4, tmp_path / "saved"):
-        assert "Missing key in checkpoint state_dict: of 3" in said
 
 
 @proves("ckpt-dcp-shares-the-writing")

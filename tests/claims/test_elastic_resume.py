@@ -1,4 +1,4 @@
-"""torchrun's agents: who restarts, what a restart costs, and which of its options act when.
+"""torchrun's agents: who restarts when another one fails, leaves, is killed or joins.
 
 All jobs run side by side, each in a thread that tells what happened; each test looks at its own.
 """
@@ -6,59 +6,19 @@ All jobs run side by side, each in a thread that tells what happened; each test 
 import os
 import re
 import signal
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from patience import postmortem
 from proof import proves
-from started import shutdown_timeout
 
 from ddplab.apparatus.machines import loopback, torchrun
-from ddplab.runtime.needs import needs
 from tools import PATIENCE_S, wait_until
 
-LIFE = "TORCHELASTIC_RESTART_COUNT"
 FRESH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-# The port is another in each life, but somebody may take it before rank 0 does: so it only names a file to meet in.
-MEET = f"""
-where = f"file://{{sys.argv[1]}}-{{os.environ['MASTER_PORT']}}"
-dist.init_process_group("gloo", where, datetime.timedelta(seconds={PATIENCE_S}), rank=rank, world_size=world)
-"""
-TRAINING = """
-import datetime, os, sys, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from ddplab.checkpoint import CheckpointManager
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-life, fatal_step, every = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(sys.argv[2]), int(sys.argv[3])
-MEET
-torch.manual_seed(0)
-layers = torch.nn.Linear(4, 4), torch.nn.Dropout(0.2), torch.nn.Linear(4, 1)
-model = DistributedDataParallel(torch.nn.Sequential(*layers))
-torch.manual_seed(rank)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-manager, state = CheckpointManager(sys.argv[1]), {"model": model, "optimizer": optimizer}
-found = manager.load(state)
-first = found["step"] + 1 if found else 1
-print(f"rank {rank} life {life} pid {os.getpid()} begins with {first}\\n", end="", flush=True)
-for step in range(first, 13):
-    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))[rank::world]
-    loss = (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    print(f"rank {rank} life {life} step {step} loss {loss.item().hex()}\\n", end="", flush=True)
-    if step % every == 0:
-        manager.save(state, step)
-    if (life, rank, step) == (0, 1, fatal_step):
-        os.kill(os.getpid(), 9)
-dist.barrier()
-os._exit(0)  # Python taking leave may abort or hang in gloo, see hello_ddp.py
-""".replace("MEET", MEET)
-
-
-# The ranks of the other jobs need no torch: they say what happens to them, and end by themselves after a while.
+HEARTBEATS = "keep_alive_interval=1,keep_alive_max_attempt=10"
+QUICK = f"last_call_timeout=1,{HEARTBEATS}"
+# The ranks need no torch: they say what happens to them, and end by themselves after a while.
 WAITING = """
 import os, signal, sys, time
 rank, life, agent = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], os.getppid()
@@ -69,8 +29,6 @@ def say(text):
 
 def leave(number, _):
     say(f"got {signal.Signals(number).name}")
-    if fate == "exit":
-        time.sleep(2 if life == "0" else 25)  # more than the agent is asked to allow; less than it allows by itself
     say("left by itself")
     os._exit(1)
 
@@ -78,13 +36,6 @@ signal.signal(signal.SIGTERM, leave)
 if (fate, world, rank) == ("need the other", "2", "0"):
     held = open(f"{folder}/pipe", "w")  # when rank 1 has opened it, too: whoever hears the pid may kill this rank
 say(f"pid {os.getpid()} store at {port}")
-if (fate, life) == ("exit", "0"):
-    if rank == "0":
-        open(f"{folder}/0 is there", "w").close()
-    else:
-        while not os.path.exists(f"{folder}/0 is there"):  # a signal that comes before its handler would end rank 0
-            time.sleep(0.05)
-        os._exit(75)
 if fate == "rank 2 fails":
     open(f"{folder}/{rank} is there", "w").close()
     if (rank, life) == ("2", "0"):
@@ -115,36 +66,14 @@ def program(text, *arguments):
     return ["--no-python", "python", "-c", text, *map(str, arguments)]
 
 
-def said(pattern, output):
-    """What all ranks said, as tuples of words or numbers."""
-    found = re.findall(pattern, output)
-    return [tuple(int(word) if word.isdigit() else word for word in words) for words in found]
+def one_or_two_nodes(host, where, conf, restarts, ranks, env=FRESH):
+    """An agent on ``host``, of a job that needs one node and takes two, which meet at ``where``."""
+    options = ["--nnodes=1:2", f"--max-restarts={restarts}", f"--local-addr={host.address}", f"--rdzv-conf={conf}"]
+    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={where}"]
+    return host.start(["torchrun", *options, *meet, *ranks], {**host.agent_env, **env})
 
 
 # -- the jobs -------------------------------------------------------------------------------------
-
-
-def one_rank_is_killed(folder):
-    """Rank 1 after step 7 of 12, with saves after every third; what both said."""
-    with loopback(1) as hosts:
-        options = ["--nproc-per-node=2", "--max-restarts=1"]
-        (agent,) = torchrun(hosts, *options, *program(TRAINING, folder, 7, 3), env=FRESH)
-        assert agent.wait(PATIENCE_S) == 0, agent.output
-        return agent.output
-
-
-def one_rank_exits(folder):
-    """Rank 1 with code 75; once both ranks are back, the agent is asked to stop. What both printed until each."""
-    with loopback(1) as hosts:
-        options = ["--nproc-per-node=2", "--max-restarts=1"]
-        options += shutdown_timeout(1)
-        (agent,) = torchrun(hosts, *options, *program(WAITING, "exit", folder))
-        for rank in (0, 1):
-            agent.wait_for(f"rank {rank} of 2 life 1: pid", PATIENCE_S)
-        restarted = agent.output
-        os.kill(agent.pid, signal.SIGTERM)
-        agent.wait(PATIENCE_S)
-        return restarted, agent.output.removeprefix(restarted)
 
 
 def two_agents_are_killed(folder):
@@ -188,15 +117,8 @@ def the_store_is_a_process_of_its_own(folder):
     with loopback(2) as hosts:
         port = hosts[1].free_port()
         hosts[1].start(["python", "-c", STORE, hosts[1].address, str(port)], hosts[1].agent_env)
-        conf = "is_host=0,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=10"
-        meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[1].address}:{port}", f"--rdzv-conf={conf}"]
-
-        def start(host):
-            options = ["--nnodes=1:2", "--max-restarts=1", f"--local-addr={host.address}", *meet]
-            ranks = program(WAITING, "need the other", folder)
-            return host.start(["torchrun", *options, *ranks], {**host.agent_env, **FRESH})
-
-        first, second = map(start, hosts)
+        where, ranks = f"{hosts[1].address}:{port}", program(WAITING, "need the other", folder)
+        first, second = (one_or_two_nodes(host, where, f"is_host=0,{QUICK}", 1, ranks) for host in hosts)
         pid = re.search(r"pid (\d+)", first.wait_for("rank 0 of 2", PATIENCE_S))[1]
         second.wait_for("rank 1 of 2", PATIENCE_S)
         os.kill(first.pid, signal.SIGKILL)
@@ -209,19 +131,11 @@ def a_node_joins_and_is_lost(fresh, restarts, folder):
     """A job of one node, to which another comes, whose address is first; agent and rank of that are killed then."""
     os.mkfifo(folder / "pipe")
     with loopback(2) as (second, first):
-        port = first.free_port()
-
-        def start(host):
-            conf = f"is_host={int(host is first)},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=10"
-            meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first.address}:{port}", f"--rdzv-conf={conf}"]
-            options = ["--nnodes=1:2", f"--max-restarts={restarts}", f"--local-addr={host.address}", *meet]
-            ranks = program(WAITING, "need the other", folder)
-            return host.start(["torchrun", *options, *ranks], {**host.agent_env, **env})
-
+        where, ranks = f"{first.address}:{first.free_port()}", program(WAITING, "need the other", folder)
         env = FRESH if fresh else {}
-        old = start(first)
+        old = one_or_two_nodes(first, where, f"is_host=1,{QUICK}", restarts, ranks, env)
         old.wait_for("rank 0 of 1 life 0", PATIENCE_S)
-        new = start(second)
+        new = one_or_two_nodes(second, where, f"is_host=0,{QUICK}", restarts, ranks, env)
         old.wait_for("rank 1 of 2", PATIENCE_S)
         pid = re.search(r"pid (\d+)", new.wait_for("rank 0 of 2", PATIENCE_S))[1]
         os.kill(new.pid, signal.SIGKILL)
@@ -237,51 +151,14 @@ def jobs(tmp_path_factory):
         "fresh store": partial(a_node_joins_and_is_lost, True, 0),
         "same store": partial(a_node_joins_and_is_lost, False, 1),
     }
-    jobs |= {job.__name__: job for job in (one_rank_is_killed, one_rank_exits, two_agents_are_killed)}
-    jobs |= {job.__name__: job for job in (one_of_three_fails, the_store_is_a_process_of_its_own)}
+    jobs |= {
+        job.__name__: job for job in (two_agents_are_killed, one_of_three_fails, the_store_is_a_process_of_its_own)
+    }
     with ThreadPoolExecutor(len(jobs)) as pool:
         yield {name: pool.submit(job, tmp_path_factory.mktemp("job")) for name, job in jobs.items()}
 
 
 # -- what they show -------------------------------------------------------------------------------
-
-
-@proves("ckpt-killed-rank-restarts-all")
-def test_a_killed_rank_costs_less_than_one_interval(jobs, tmp_path):
-    """Killed after step 7 of 12, saves after every third: both ranks come back, and all losses are as undisturbed."""
-
-    def undisturbed():
-        sys.argv = ["", str(tmp_path), "0", "3"]
-        exec(TRAINING, {})
-
-    steps = r"rank (\d) life \d step (\d+) loss (\S+)"
-    expected = [said(steps, rank.printed) for rank in postmortem(undisturbed, 2, init=False, env={LIFE: "0"})]
-    killed = jobs["one_rank_is_killed"].result()
-    lives = said(r"rank (\d) life (\d) pid (\d+) begins with (\d+)", killed)
-    assert sorted((rank, life, first) for rank, life, _, first in lives) == [(0, 0, 1), (0, 1, 7), (1, 0, 1), (1, 1, 7)]
-    assert len({pid for _, _, pid, _ in lives}) == 4
-    for rank in (0, 1):
-        trained = [step for step in said(steps, killed) if step[0] == rank]
-        assert len(expected[rank]) == 12 <= len(trained) < 12 + 3
-        assert set(trained) == set(expected[rank])  # bit for bit
-
-
-@proves("ckpt-any-exit-code-restarts")
-def test_a_rank_that_has_saved_and_stopped_is_started_again(jobs):
-    """Rank 1 ends with 75, as a program may after a save; the agent starts both ranks again."""
-    restarted, _ = jobs["one_rank_exits"].result()
-    assert "exitcode: 75" in restarted
-    assert sorted(said(r"rank (\d) of 2 life (\d): pid", restarted)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
-@proves("ckpt-shutdown-timeout-on-signal-only")
-def test_the_shutdown_timeout_counts_when_the_agent_stops_and_not_at_a_restart(jobs):
-    """Asked for 1 s; a rank that needs 2 s gets them when its peer ends, and not when the agent is asked to stop."""
-    needs(torch="2.13")
-    restarted, stopped = jobs["one_rank_exits"].result()
-    assert "rank 0 of 2 life 0: left by itself" in restarted
-    assert "life 1: got SIGTERM" in stopped
-    assert "life 1: left by itself" not in stopped
 
 
 @proves("ckpt-killed-agent-leaves-its-rank")
@@ -372,14 +249,11 @@ sys.exit(1)
 def one_agent_is_asked_to_stop(folder):
     """SIGTERM for one of two; what the other said until its heart had beaten thrice more, and until a third came."""
     with loopback(3) as (first, second, third):
-        port = first.free_port()
-        conf = "keep_alive_interval=1,keep_alive_max_attempt=10"
+        where, ranks = f"{first.address}:{first.free_port()}", program(WAITING, "stay", folder)
 
         def start(host):
-            meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first.address}:{port}"]
-            meet += [f"--rdzv-conf=is_host={int(host is first)},{conf}", f"--local-addr={host.address}"]
-            command = ["torchrun", "--nnodes=1:2", "--max-restarts=3", *meet, *program(WAITING, "stay", folder)]
-            return host.start(command, {**host.agent_env, **FRESH, "LOGLEVEL": "DEBUG"})
+            conf = f"is_host={int(host is first)},{HEARTBEATS}"
+            return one_or_two_nodes(host, where, conf, 3, ranks, {**FRESH, "LOGLEVEL": "DEBUG"})
 
         stays, leaves = start(first), start(second)
         stays.wait_for("rank 0 of 2 life 0: pid", PATIENCE_S)
