@@ -6,7 +6,7 @@ The last run was killed, you start the next one with the same ``MASTER_PORT``, a
 It serves :ref:`faults`.
 
 :Level: evidence, 10 minutes
-:Proves: fault-port-taken
+:Proves: fault-port-taken setup-port-taken
 """
 
 # %%

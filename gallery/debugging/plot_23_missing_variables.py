@@ -8,7 +8,7 @@ It is worse when one machine lacks one variable, for example after a forgotten `
 It serves :ref:`faults`.
 
 :Level: evidence, 5 minutes
-:Proves: fault-missing-variables
+:Proves: fault-missing-variables setup-env-needs-four
 """
 
 # %%
@@ -80,9 +80,18 @@ for waits in others:
 # ``env://`` reads the four variables in this order and stops at the first that is missing, so fixing one may reveal the next.
 # The rank that lacks one never gets to the store; those that have all of them wait there for it.
 #
-# A launcher sets all four for every rank.
+# A launcher sets all four for every rank, and no other is needed.
 
-print(launch(enter, 2, [{}] * 2, 60, init=False))
+
+def with_these_four_only():
+    for other in set(os.environ) - set(NEEDED):
+        del os.environ[other]
+    return enter([{}] * 2, 60)
+
+
+found = launch(with_these_four_only, 2, init=False)
+print(found)
+assert found == ["0 of 2", "1 of 2"]
 
 # %%
 # The fix

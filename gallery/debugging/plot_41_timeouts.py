@@ -10,7 +10,7 @@ A timeout belongs to a group, a call or a store, and each layer waits with its o
 It says how long somebody waited, and not who was missing.
 
 :Level: core, 15 minutes
-:Proves: tool-timeout-of-the-group
+:Proves: tool-timeout-of-the-group setup-timeout-per-group
 """
 
 # %%
@@ -62,7 +62,7 @@ def wait_in_seven_ways():
     monitored = {"group": long[1], "timeout": seconds(0.2)}
     timed("monitored_barrier(0.2 s)", 0.2, lambda: dist.monitored_barrier(**monitored))
     timed("store.wait(key, 0.2 s)", 0.2, lambda: store.wait(["key"], seconds(0.2)))
-    dist.barrier()
+    dist.barrier()  # the default group is as it was
     return ended
 
 

@@ -10,6 +10,7 @@ Averaged gradients keep replicas as equal as they were, so something has to make
 Keep in mind: a check needs an answer from every rank, or those that pass it wait for the one that does not.
 
 :Level: core, 8 minutes
+:Proves: scratch-broadcasts
 """
 
 # %%
@@ -62,10 +63,11 @@ assert all(equal_seeds)
 
 def before_and_after():
     model = build(own_seed=True)
-    return flat_weights(model), flat_weights(broadcast.DDP(model))
+    model.register_buffer("mine", torch.tensor(dist.get_rank(), device=device()))
+    return flat_weights(model), flat_weights(broadcast.DDP(model)), model.mine.item()
 
 
-before, after = zip(*launch(before_and_after, 3), strict=True)
+before, after, buffers = zip(*launch(before_and_after, 3), strict=True)
 print("three seeds       gap between ranks")
 print(f"before wrapping   {gap(before):.4f}")
 print(f"after wrapping    {gap(after):g}")
@@ -73,6 +75,7 @@ print(f"rank 2 now has rank 0's weights: {torch.equal(after[2], before[0])}")
 assert gap(before) > 0
 assert gap(after) == 0
 assert torch.equal(after[2], before[0])
+assert buffers == (0, 0, 0)
 record(before=gap(before), after=gap(after))
 
 # %%

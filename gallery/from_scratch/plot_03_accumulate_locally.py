@@ -10,6 +10,7 @@ The mean over ranks of a sum is the sum of the means, so a window of micro-batch
 Keep in mind: within the window each rank has a gradient of its own.
 
 :Level: core, 10 minutes
+:Proves: scratch-no-sync-nests
 """
 
 # %%

@@ -10,6 +10,7 @@ A message costs a fixed time, and then time for its bytes; many small ones pay t
 Think of postage: one parcel instead of three hundred letters.
 
 :Level: core, 12 minutes
+:Proves: flat-one-allreduce
 """
 
 # %%

@@ -10,6 +10,7 @@ A hook on each parameter counts its bucket down, and the last gradient of a buck
 Keep in mind: launching is asynchronous, waiting comes once, at the end.
 
 :Level: deep, 20 minutes
+:Proves: overlap-launches-inside-backward
 """
 
 # %%
@@ -80,8 +81,9 @@ for stage, step in seen.items():
     record("ms", **{f"{stage}_averaged": end, f"{stage}_exposed": end - last})
 assert seen["flat"]["launched"][0] > seen["flat"]["ready"][-1]
 assert seen["overlap"]["launched"][0] < seen["overlap"]["ready"][1]
-pairs = zip(seen["overlap"]["ready"], seen["overlap"]["launched"], strict=True)
-assert all(ready <= launched for ready, launched in pairs)
+ready, launched = seen["overlap"]["ready"], seen["overlap"]["launched"]
+assert all(r <= at for r, at in zip(ready, launched, strict=True))
+assert launched[-2] < ready[-1]  # all but the last bucket
 
 # %%
 # Each row is a gradient, in the order in which they became ready.

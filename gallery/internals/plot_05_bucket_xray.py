@@ -10,6 +10,7 @@ A bucket is a list of gradients that travel in one all-reduce; it closes when it
 Keep in mind: sizes and order decide everything, so the buckets can be computed before the run.
 
 :Level: core, 20 minutes
+:Proves: buckets-greedy first-backward-one-bucket rebuild-second-forward
 """
 
 import torch
@@ -90,10 +91,10 @@ def predict(sizes, order, bucket_cap_mb):
 print("model        tensors   MiB   cap in MiB   buckets   MiB in each, as launched")
 for build in (mlp, convnet, transformer):
     for cap in (None, 1, 4):
-        for sizes, ready, (first, second, _), _ in launch(worker, 2, build, cap, quiet=True):
+        for sizes, ready, (first, *later), _ in launch(worker, 2, build, cap, quiet=True):
             assert first == [list(range(len(sizes)))]
-            assert second == predict(sizes, ready[0], cap)
-        mib = [sum(sizes[i] for i in bucket) / MIB for bucket in second]
+            assert later == [predict(sizes, ready[0], cap)] * 2
+        mib = [sum(sizes[i] for i in bucket) / MIB for bucket in later[0]]
         model = f"{build.__name__:11}{len(sizes):9}{sum(mib):6.1f}"
         each = " ".join(f"{size:.3g}" for size in mib[:6]) + " …" * (len(mib) > 6)
         print(f"{model}{cap or 'default':>13}{len(mib):10}   {each}")

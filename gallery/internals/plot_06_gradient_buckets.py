@@ -20,6 +20,7 @@ A full van drives off at once, while the house is still being emptied.
 Vans leave in order, even if a later one is full first.
 
 :Level: core, 12 minutes
+:Proves: perf-last-bucket-is-exposed
 """
 
 import torch
@@ -30,11 +31,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ddplab import device, launch, record
 
 
-def worker():
+def worker(bucket_cap_mb=2):
     torch.manual_seed(dist.get_rank())
     layers = [nn.Linear(512, 512, bias=False) for _ in range(5)]
     model = nn.Sequential(*layers).to(device())
-    ddp = DistributedDataParallel(model, bucket_cap_mb=2)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
     name = {parameter: f"layer {i}" for i, parameter in enumerate(model.parameters())}
     log = []
 
@@ -79,17 +80,24 @@ print("\n".join(logs[0]))
 # * *Loop.* Nothing in it mentions communication.
 #   At its end ``backward()`` waits for all futures (on a GPU the stream waits, not the host), and ``.grad`` holds the mean.
 
-half = logs[0].index("iteration 1, backward begins")
-launches = []
+
+def launches(log):
+    """Per iteration: how many buckets, and how many of them before the last gradient."""
+    half, counts = log.index("iteration 1, backward begins"), []
+    for lines in log[:half], log[half:]:
+        early = lines[: lines.index("  ready     layer 0")]
+        counts.append([sum("launched" in line for line in part) for part in (lines, early)])
+    return counts
+
+
 print("              buckets   launched before the last gradient")
-for iteration, lines in enumerate((logs[0][:half], logs[0][half:])):
-    last_ready = lines.index("  ready     layer 0")
-    total = sum("launched" in line for line in lines)
-    early = sum("launched" in line for line in lines[:last_ready])
-    launches.append((total, early))
+for iteration, (total, early) in enumerate(launches(logs[0])):
     print(f"iteration {iteration}{total:10}{early:10}")
-assert launches == [(1, 0), (3, 2)]
-record(unit="buckets", rebuilt=launches[1][0])
+assert launches(logs[0]) == [[1, 0], [3, 2]]
+for cap_mib, buckets in (1, 5), (3, 2), (5, 1):  # only the last is left, whatever the cap
+    for log in launch(worker, 2, cap_mib):
+        assert launches(log)[1] == [buckets, buckets - 1]
+record(unit="buckets", rebuilt=launches(logs[0])[1][0])
 
 # %%
 # What to notice
@@ -106,7 +114,7 @@ record(unit="buckets", rebuilt=launches[1][0])
 #
 # Change it: predict, then run
 # ----------------------------
-# Set ``bucket_cap_mb=1``.
+# Let ``worker`` begin with ``bucket_cap_mb=1``.
 # How many buckets does iteration 1 launch, and how many of them before the last gradient is ready?
 #
 # Expect: one per layer, all but the last of them before the last gradient; iteration 0 is unchanged, and the assertion on the counts fails.

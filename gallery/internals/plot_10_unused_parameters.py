@@ -10,6 +10,7 @@ A bucket leaves when all of its gradients are there, so one parameter without a 
 Keep in mind: DDP notices at the next forward, one step too late.
 
 :Level: deep, 20 minutes
+:Proves: unused-raises-second-forward unused-leaves-gradients-local find-unused-completes static-graph-unused
 """
 
 # %%
@@ -33,6 +34,7 @@ PATTERNS = {
     "always head a": lambda step, rank: "a",
     "a head per rank": lambda step, rank: "ab"[rank],
     "a, then b, in turn": lambda step, rank: "ab"[step % 2],
+    "both, then only a": lambda step, rank: "a" if step else "ab",
 }
 
 
@@ -78,21 +80,30 @@ for line in message.strip().splitlines():
     print(textwrap.fill(line.strip(), 88, initial_indent="  ", subsequent_indent="    "))
 assert where == "raises in forward 2"
 assert "b.bias, b.weight" in message
+each = launch(worker, 2, "a head per rank", {}, env=debug, quiet=True)
+for (_, where, text), missed in zip(each, "ba", strict=True):  # each rank names its own
+    assert where == "raises in forward 2"
+    assert f"{missed}.bias, {missed}.weight" in text
 
 # %%
 # The step that did not raise was already wrong.
 # All parameters share one bucket, the bucket waited for head b, and so nothing was reduced: each rank holds its own gradient.
+# With ``gradient_as_bucket_view=True`` it is the bucket's, divided by the number of ranks already.
 
 trunk = [result[0]["held"]["trunk.weight"] for result in (steps, others)]
 print(f"first backward: {len(steps[0]['issued'])} collectives issued")
 print(f"norm of the trunk's gradient: rank 0 {trunk[0]:.4f}, rank 1 {trunk[1]:.4f}")
 assert not steps[0]["issued"]
 assert trunk[0] != trunk[1]
+views = {"gradient_as_bucket_view": True}
+for options, share in ({}, 1), (views, 2):
+    for (first, *_), *_ in launch(worker, 2, "always head a", options, quiet=True):
+        assert first["held"]["trunk.weight"] == first["local"]["trunk.weight"] / share
 
 # %%
 # The remedies
 # ------------
-# Three patterns against three settings; then the all-reduces that a warm step issues, with their sizes in elements.
+# Four patterns against three settings; then the all-reduces that a warm step issues, with their sizes in elements.
 
 OPTIONS = {"default": {}}
 OPTIONS |= {name: {name: True} for name in ("find_unused_parameters", "static_graph")}
@@ -100,11 +111,16 @@ results = {}
 print(f"{'':20}" + "".join(f"{option:24}" for option in OPTIONS).rstrip())
 for pattern in PATTERNS:
     for option, arguments in OPTIONS.items():
-        results[pattern, option] = launch(worker, 2, pattern, arguments, quiet=True)[0]
+        results[pattern, option], other = launch(worker, 2, pattern, arguments, quiet=True)
+        assert results[pattern, option][1] == other[1]
     ends = [results[pattern, option][1] for option in OPTIONS]
     print(f"{pattern:20}" + "".join(f"{end:24}" for end in ends).rstrip())
-    last = "raises in backward 2" if pattern == "a, then b, in turn" else "runs"
-    assert ends == ["raises in forward 2", "runs", last]
+    first, last = {
+        "a, then b, in turn": ("forward 2", "raises in backward 2"),
+        "both, then only a": ("forward 3", "raises in forward 3"),
+    }.get(pattern, ("forward 2", "runs"))
+    assert ends == [f"raises in {first}", "runs", last]
+assert "Your training graph has changed" in results["a, then b, in turn", "static_graph"][2]
 
 # %%
 # What they issue: ``find_unused_parameters`` adds one all-reduce to *each* backward, of a map with one number per parameter that shows what any rank used.
@@ -123,11 +139,12 @@ for option in ("find_unused_parameters", "static_graph"):
 # ---------------------------------
 # With one head per rank, head a is used on rank 0 only, and head b on rank 1 only.
 
-both = launch(worker, 2, "a head per rank", OPTIONS["find_unused_parameters"], quiet=True)
-ranks = [steps[0] for steps, _, _ in both]
-for name in ("a.weight", "b.weight"):
-    used = next(state["local"][name] for state in ranks if name in state["local"])
-    assert all(abs(state["held"][name] - used / 2) < 1e-6 for state in ranks)
+for option in ("static_graph", "find_unused_parameters"):
+    both = launch(worker, 2, "a head per rank", OPTIONS[option], quiet=True)
+    for ranks in zip(*(steps for steps, _, _ in both), strict=True):  # of each step
+        assert ranks[0]["held"] == ranks[1]["held"]
+        for name, used in (ranks[0]["local"] | ranks[1]["local"]).items():
+            assert name == "trunk.weight" or abs(ranks[0]["held"][name] - used / 2) < 1e-6
 unused = results["always head a", "find_unused_parameters"][0][0]["held"]["b.weight"]
 print(f"used on one rank of two: half of that rank's gradient; used on no rank: {unused}")
 assert unused is None

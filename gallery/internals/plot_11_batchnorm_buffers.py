@@ -10,6 +10,7 @@ A buffer has no gradient, so nothing averages it; before a forward DDP copies ra
 Keep in mind: equal at the start of a forward, different at its end.
 
 :Level: deep, 15 minutes
+:Proves: buffers-synced-at-forward buffers-not-synced-after-no-sync syncbn-needs-gpu
 """
 
 # %%

@@ -10,6 +10,7 @@ A communication hook replaces DDP's all-reduce: it gets a bucket and returns a f
 Keep in mind: averaging is then the hook's task, too.
 
 :Level: deep, 20 minutes
+:Proves: comm-hook-per-bucket comm-hook-signature hook-gets-undivided-gradients
 """
 
 # %%
@@ -79,6 +80,7 @@ print("call  bucket  elements  parameters  last")
 for i, (index, elements, parameters, is_last) in enumerate(calls):
     print(f"{i:4}  {index:6}  {elements:8}  {parameters:10}{'   yes' * is_last}")
 assert sum(elements for _, elements, _, _ in calls) == 2 * exact.numel()
+assert [index for index, *_ in calls] == [0, *range(len(calls) - 1)]  # in their order
 
 # %%
 # Compression by hand
@@ -147,13 +149,18 @@ def mistakes():
     return locals()
 
 
+outcomes = {}
 for name, hook in mistakes().items():
     try:
         gradient, _ = launch(train, 2, hook, None, 1, quiet=True)[0]
         outcome = f"no error; gradient is {gradient.norm() / once.norm():.2f} times the mean"
     except LaunchError as error:
         outcome = str(error).splitlines()[-1].removeprefix(f"rank {error.rank} ")
+    outcomes[name] = outcome
     print(f"{name}:\n{textwrap.indent(textwrap.fill(outcome, 84), '    ')}")
+assert "KeyError: 'bucket'" in outcomes["second_argument_renamed"]
+assert "ValueError: Communication hook: return annotation" in outcomes["other_annotation"]
+assert torch.allclose(gradient, 2 * once, rtol=1e-6, atol=1e-12)  # of the last one, the sum
 
 # %%
 # What to notice

@@ -10,6 +10,7 @@ A backward needs all ranks, so a rank that ends early leaves the others waiting;
 Keep in mind: a shadow takes part in the sum, and not in the training.
 
 :Level: core, 15 minutes
+:Proves: join-uneven-inputs join-divisor
 """
 
 # %%
@@ -86,6 +87,7 @@ show(joined)
 for rank, r in enumerate(joined):
     own = f"{r['before']:.3f} after its own last batch"
     print(f"rank {rank}: weight {own}, {r['after']:.3f} after the block")
+assert [len(r["gradients"]) for r in joined] == BATCHES
 assert joined[0]["before"] != joined[1]["before"]
 assert joined[0]["after"] == joined[1]["after"] == joined[1]["before"]
 

@@ -10,6 +10,7 @@ A step ends when the link is done: a slow link should begin early, a fast one sh
 So the first bucket matters where the link limits the step, and the last where computing does.
 
 :Level: deep, 15 minutes
+:Proves: perf-cap-list-counts-from-the-first-to-leave perf-cap-list-from-the-other-end perf-cap-list-wins cap-list-shapes-the-first-backward unused-never-rebuilds
 """
 
 # %%
@@ -59,7 +60,8 @@ OPTIONS = [  # options; caps of the first backward, from its end; caps afterward
     ({"bucket_cap_mb_list": [1, 6]}, [1, 6], [1, 6]),
     ({"bucket_cap_mb_list": [6, 6, 6, 1]}, [6, 6, 6, 1], [6, 6, 6, 1]),
     ({"bucket_cap_mb_list": [1, 6], "bucket_cap_mb": 3}, [1, 6], [1, 6]),
-    ({"bucket_cap_mb_list": [1, 6], "find_unused_parameters": True}, [1, 6], None),
+    ({"bucket_cap_mb_list": [], "bucket_cap_mb": 6}, [ALL], [6]),
+    ({"bucket_cap_mb_list": [2, 20], "find_unused_parameters": True}, [2, 20], None),
 ]
 print(f"{'option':48}{'first backward':>15} {'afterwards (MiB)':>18}")
 read = launch(read_back, 2, [options for options, _, _ in OPTIONS], quiet=True)[0]
@@ -137,7 +139,7 @@ name_rows(axes[0], list(LAYOUTS))
 # --------------
 #
 # - ``bucket_cap_mb=25`` is not the default: it removes the small first bucket.
-# - A list wins over ``bucket_cap_mb``, and its last cap is that of all further buckets.
+# - A list wins over ``bucket_cap_mb``, unless it is empty, and its last cap is that of all further buckets.
 # - Once buckets are rebuilt, a list counts from the first bucket that is sent.
 #   In the first backward, and always with ``find_unused_parameters``, it counts from the other end.
 # - On the slow link the step ends when the link is done, so it matters when the link *begins*: the small first bucket wins, :measured:`first-bucket.slow_small_first:.0f` against :measured:`first-bucket.slow_equal:.0f`.

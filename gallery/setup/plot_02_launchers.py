@@ -11,6 +11,7 @@ A launcher's contract with the program is a handful of variables.
 Keep in mind: four say where a rank stands and where to meet, ``LOCAL_RANK`` says which device to take, and plain ``python`` sets none.
 
 :Level: core, 10 minutes
+:Proves: setup-torchrun-variables
 """
 
 import json
@@ -97,6 +98,9 @@ print(f"{'variable':29}" + "".join(f"{column:>12}" for column in columns))
 for name in names:
     print(f"{name:29}" + "".join(f"{shown(name, rank):>12}" for rank in columns.values()))
 assert not alone[0]
+for rank, held in enumerate(agent):
+    assert [held[name] for name in names[:5]] == [str(rank), str(rank), "2", "2", "0"]
+    assert all(held[name] == agent[0][name] for name in ("MASTER_ADDR", "MASTER_PORT"))
 assert all(spawned[1][name] == agent[1][name] for name in SHARED)
 
 # %%

@@ -9,6 +9,7 @@ All ranks compute the same order from a seed and an epoch, and each takes every 
 Keep in mind: equal length on all ranks, so what does not divide is repeated or left out.
 
 :Level: core, 10 minutes
+:Proves: setup-shards-disjoint-complete setup-padding-repeats setup-drop-last-drops-tail setup-order-from-seed-and-epoch setup-seed-per-rank-overlaps setup-fewer-samples-than-ranks
 """
 
 # %%
@@ -24,16 +25,16 @@ from ddplab.apparatus.plotting import FAINT, INK, RANK_COLORS, describe, subplot
 RANKS, SAMPLES = 4, 10
 
 
-def worker(samples, epoch=0, seed_per_rank=False, **options):
+def worker(samples, epoch=0, seed=0, seed_per_rank=False, **options):
     torch.manual_seed(dist.get_rank())
-    seed = dist.get_rank() if seed_per_rank else 0
+    seed += dist.get_rank() if seed_per_rank else 0
     sampler = DistributedSampler(range(samples), seed=seed, **options)
     sampler.set_epoch(epoch)
     return list(sampler)
 
 
-def deal(samples=SAMPLES, **options):
-    return launch(lambda: worker(samples, **options), RANKS)
+def deal(samples=SAMPLES, ranks=RANKS, **options):
+    return launch(lambda: worker(samples, **options), ranks)
 
 
 orders = {
@@ -78,17 +79,35 @@ assert sorted(counts["drop_last, epoch 1"]) == [0] * 2 + [1] * 8
 assert 0 in counts["seed=rank"]
 
 # %%
+# The ranks take turns at one order: padding repeats its beginning, ``drop_last`` leaves out its end.
+# Seed and epoch are added, so seed 3 in epoch 0 gives the order of seed 0 in epoch 3, and the number of ranks does not enter.
+
+
+def order(of_ranks):
+    return [i for turn in zip(*of_ranks, strict=True) for i in turn]
+
+
+for name in list(orders)[:3]:
+    assert order(orders[name])[SAMPLES:] == order(orders[name])[:2]
+assert order(orders["drop_last, epoch 1"]) == order(orders["shuffle, epoch 1"])[:8]
+assert deal() == orders["shuffle, epoch 0"] != deal(seed=3) == deal(epoch=3)
+for ranks in (2, 5):  # which divide ten
+    assert order(deal(ranks=ranks)) == order(orders["shuffle, epoch 0"])[:SAMPLES]
+    assert sorted(order(deal(ranks=ranks, shuffle=False))) == list(range(SAMPLES))
+
+# %%
 # How much of a larger data set is never read with a seed per rank; and a data set with fewer samples than ranks.
 
 read = {i for order in deal(samples=10_000, seed_per_rank=True) for i in order}
 never = 1 - len(read) / 10_000
 print(f"10000 samples, seed=rank: {never:.1%} are never read in this epoch")
 record("%", never=100 * never)
+assert abs(never - (1 - 1 / RANKS) ** RANKS) < 0.02
 for drop_last in (False, True):
     tiny = deal(samples=2, drop_last=drop_last)
     lanes = (f"rank {rank}: {order}" for rank, order in enumerate(tiny))
     print(f"2 samples, {drop_last=!s:5}  ", "  ".join(lanes))
-assert tiny == [[]] * RANKS
+    assert [len(order) for order in tiny] == [0 if drop_last else 1] * RANKS
 
 # %%
 # What to notice

@@ -10,6 +10,7 @@ A stream has no index to deal, so each copy of it has to know which share is its
 Keep in mind: ranks need equally many batches, or a vote before each step.
 
 :Level: deep, 15 minutes
+:Proves: setup-iterable-repeats setup-iterable-split
 """
 
 # %%
@@ -44,6 +45,8 @@ class Shards(IterableDataset):
             first, every = self.rank, self.ranks
         if self.split == "by rank and worker":
             first, every = worker * self.ranks + self.rank, workers * self.ranks
+        if self.split == "rank after rank":
+            first, every = self.rank * workers + worker, workers * self.ranks
         generator = torch.Generator().manual_seed(self.epoch)
         for shard in torch.randperm(self.shards, generator=generator).tolist()[first::every]:
             yield from ((shard * SIZE + i, worker) for i in range(SIZE))
@@ -65,7 +68,8 @@ def readings(split):
 
 fig, axes = subplots(3, 1, height_in=4.6, sharex=True, height_ratios=(4, 2.4, 1.6))
 describe(fig, "Who reads each of twelve samples, on two ranks with two workers, by split")
-for ax, split in zip(axes, ("no split", "by rank", "by rank and worker"), strict=True):
+SPLITS = {"no split": RANKS * WORKERS, "by rank": WORKERS, "by rank and worker": 1}
+for ax, (split, expected) in zip(axes, SPLITS.items(), strict=True):
     times = [0] * 6 * SIZE
     for rank, pairs in enumerate(launch(readings, RANKS, split)):
         for sample, worker in sorted(pairs):
@@ -73,11 +77,20 @@ for ax, split in zip(axes, ("no split", "by rank", "by rank and worker"), strict
             where = {"fontsize": 8, "ha": "center", "va": "center"}
             ax.text(sample, times[sample] + 0.43, f"{rank}·{worker}", color=FAINT, **where)
             times[sample] += 1
-    assert len(set(times)) == 1
+    assert set(times) == {expected}
     ax.set_title(f"{split}: each sample {times[0]}×")
     ax.set(yticks=[])
     ax.spines["left"].set_visible(False)
 axes[-1].set(xlabel="sample", xticks=range(6 * SIZE))
+
+# %%
+# Six shards do not divide by four copies.
+# Numbered ``worker * ranks + rank`` each rank gets three of them; numbered ``rank * workers + worker``, rank after rank, rank 0 gets four.
+
+for split, shards in {"by rank and worker": [3, 3], "rank after rank": [4, 2]}.items():
+    read = [[sample for sample, _ in pairs] for pairs in launch(readings, RANKS, split)]
+    assert sorted(read[0] + read[1]) == list(range(6 * SIZE))
+    assert [len(samples) // SIZE for samples in read] == shards
 
 # %%
 # Seven shards do not divide by two ranks: one rank has one more batch, and waits in its backward for a rank that is done.
@@ -122,7 +135,7 @@ assert steps == [3, 3]
 #
 # Change it: predict, then run
 # ----------------------------
-# Number the shares by ``self.rank * workers + worker``, and let ``train`` read 6 shards in place of 7.
+# Let ``train`` load ``(6, "rank after rank")`` in place of ``(7, "by rank and worker")``.
 # How many steps does each rank have without the vote?
 #
 # Expect: rank 1 has two and rank 0 more, because the first two shares get the additional shards and both are rank 0's, so it hangs; with the vote both make two, and the assertion that expects three fails.

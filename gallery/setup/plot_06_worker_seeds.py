@@ -10,6 +10,7 @@ A worker's global generators follow from its rank's generator and its number; a 
 Keep in mind: what is copied repeats.
 
 :Level: core, 10 minutes
+:Proves: setup-workers-draw-alike setup-own-generator-repeats setup-draw-by-sample
 """
 
 # %%
@@ -40,12 +41,16 @@ class Draws:
         return torch.rand(()).item(), np.random.rand(), random.random(), self.own.random()
 
 
-def worker(seed_per_rank):
+def load(data, workers, **options):
     # A rank of launch may not have children unless it says so.
     multiprocessing.current_process().daemon = False
+    options |= {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    return DataLoader(data, 1, sampler=DistributedSampler(data), **options)
+
+
+def worker(seed_per_rank):
     torch.manual_seed(dist.get_rank() if seed_per_rank else 0)
-    data, options = Draws(), {"num_workers": 2, "multiprocessing_context": "fork"}
-    loader = DataLoader(data, 1, sampler=DistributedSampler(data), **options)
+    loader = load(Draws(), 2)
     return [[[x.item() for x in sample] for sample in loader] for _ in range(2)]
 
 
@@ -59,6 +64,7 @@ for name, seed_per_rank in (("same seed on both ranks", False), ("seed + rank", 
     for i, source in enumerate(SOURCES):
         epochs = ["  ".join(f"{s[i]:.3f}" for s in epoch) for rank in drawn for epoch in rank]
         different[source] = len({s[i] for rank in drawn for epoch in rank for s in epoch})
+        assert (epochs[:2] == epochs[2:]) == (source == "kept" or not seed_per_rank)
         lanes = f"{epochs[0]} | {epochs[1]}    {epochs[2]} | {epochs[3]}"
         print(f"    {source:8}  {lanes}    {different[source]} of 8")
     for source in SOURCES[:3]:
@@ -77,12 +83,17 @@ def augment(seed, epoch, i):
     return np.random.default_rng([seed, epoch, i]).random()
 
 
-def by_sample():
-    data = list(DistributedSampler(range(4), shuffle=False))
-    return {(epoch, i): augment(0, epoch, i) for epoch in range(2) for i in data}
+def by_sample(workers):
+    torch.manual_seed(dist.get_rank())
+    drawn = {}
+    for epoch in range(2):
+        loader = load(range(4), workers, collate_fn=lambda i, e=epoch: (*i, augment(0, e, *i)))
+        drawn |= {(epoch, i): number for i, number in loader}
+    return drawn
 
 
-results = [dict(ChainMap(*launch(by_sample, ranks))) for ranks in (1, 2, 4)]
+WAYS = [(1, 0), (2, 2), (4, 1)]  # ranks, and workers of each
+results = [dict(ChainMap(*launch(by_sample, *way))) for way in WAYS]
 assert results[0] == results[1] == results[2]
 print(f"{len(set(results[0].values()))} of 8 differ, and are the same on 1, 2 and 4 ranks")
 

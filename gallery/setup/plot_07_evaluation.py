@@ -10,6 +10,7 @@ A loss over all samples is one sum divided by one count; padding and means of me
 Keep in mind: also evaluate one model, with the same statistics on all ranks.
 
 :Level: core, 12 minutes
+:Proves: setup-eval-padding-counts-twice setup-eval-local-buffers setup-eval-without-no-grad eval-forward-syncs-buffers
 """
 
 # %%
@@ -107,9 +108,43 @@ for way in ("module(x)", "broadcast, module(x)", "ddp(x)"):
     (loss, *_), means, issued = zip(*launch(statistics, RANKS, way), strict=True)
     row = " ".join(f"{mean:+.3f}" for mean in means)
     print(f"{way:20}  {loss:.4f}  {issued[0]} collectives  {row}")
-    assert (len(set(means)) == 1) == (abs(loss / right - 1) < 1e-12) == (way != "module(x)")
+    assert len(set(means)) == (RANKS if way == "module(x)" else 1)
+    assert (way != "module(x)") == (abs(loss / right - 1) < 1e-12)
     if way == "module(x)":
         record("%", own=100 * abs(loss / right - 1))
+
+# %%
+# What a forward sends
+# --------------------
+# Three forwards in evaluation, of a model whose buffers each rank fills with its own number before each: how many broadcasts they make, and whose buffers there are then.
+
+
+def forwards(way, gradients):
+    model, x = trained()
+    if way == "no buffers":
+        model = DDP(nn.Linear(4, 1).double().to(device())).eval()
+    called, seen = model.module if way == "module(x)" else model, []
+    with torch.set_grad_enabled(gradients):
+        for _ in range(3):
+            for buffer in model.module.buffers():
+                buffer.fill_(dist.get_rank())
+            before = len(flight_records())
+            called(x)
+            held = {buffer.max().item() for buffer in model.module.buffers()}
+            seen.append((len(flight_records()) - before, held))
+    return seen
+
+
+print("             under no_grad   with gradients")
+sent = {"ddp(x)": ([2, 0, 0], [2, 2, 2])}  # its buffers are of two types
+for way in ("ddp(x)", "module(x)", "no buffers"):
+    counts = sent.get(way, ([0] * 3, [0] * 3))
+    for expected, gradients in zip(counts, (False, True), strict=True):
+        for rank, seen in enumerate(launch(forwards, RANKS, way, gradients)):
+            assert [number for number, _ in seen] == expected
+            whose = [{0 if number else rank} for number in expected]
+            assert way == "no buffers" or [held for _, held in seen] == whose
+    print(f"{way:12} ", "   ".join(f"{' '.join(map(str, c)):13}" for c in counts).rstrip())
 
 # %%
 # What to notice
@@ -117,7 +152,7 @@ for way in ("module(x)", "broadcast, module(x)", "ddp(x)"):
 #
 # - One rank has six samples and three have five, so a mean of means is off by :measured:`evaluation.means:.2f` with nothing counted twice; padding alone is off by :measured:`evaluation.padded:.2f`.
 # - ``module(x)`` bypasses DDP: each rank evaluates with the running statistics that its own last batch left, and the loss is off by :measured:`evaluation.own:.2f`.
-# - Under ``no_grad`` the wrapper's first forward broadcasts the buffers, and later ones send nothing.
+# - Under ``no_grad`` the wrapper's first forward broadcasts the buffers, and later ones send nothing; with gradients on, each broadcasts them.
 #
 # Change it: predict, then run
 # ----------------------------

@@ -1,7 +1,6 @@
 """How buckets are filled, rebuilt and launched, read back from a communication hook."""
 
 import contextlib
-import copy
 
 import torch
 from proof import proves
@@ -10,31 +9,25 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch
-from ddplab.buckets import MIB, assign
-from ddplab.runtime.torch_private import ddp_facts, flight_records
+from ddplab.runtime.torch_private import flight_records
 
 
 def watched_steps(model, inputs, steps, **options):
-    """Train ``model`` under DDP; return (DDP, per step the order of ready gradients, per step the launched buckets).
-
-    Parameters are numbered in order of registration.
-    """
+    """Train ``model`` under DDP; return, per step, the launched buckets: parameters, numbered as registered."""
     torch.manual_seed(0)
     ddp = DistributedDataParallel(model.to(device()), **options)
     number = {parameter: i for i, parameter in enumerate(ddp.parameters())}
-    ready, launched = [], []
+    launched = []
 
     def note_bucket(state, bucket):
         launched[-1].append([number[parameter] for parameter in bucket.parameters()])
         return allreduce_hook(None, bucket)
 
     ddp.register_comm_hook(None, note_bucket)
-    for parameter in number:
-        parameter.register_post_accumulate_grad_hook(lambda parameter: ready[-1].append(number[parameter]))
     for _ in range(steps):
-        ready.append([]), launched.append([])
+        launched.append([])
         ddp(inputs.to(device())).square().mean().backward()
-    return ddp, ready, launched
+    return launched
 
 
 def mlp(width=512, layers=6):
@@ -59,7 +52,7 @@ def test_the_first_bucket_has_a_small_cap_unless_one_is_given():
     """Layers of 1 MiB: by default the first leaves alone and the next 25 together; with a cap of 3, three and three."""
 
     def worker(layers, **options):
-        return [len(bucket) for bucket in watched_steps(mlp(layers=layers), torch.ones(2, 512), 2, **options)[2][1]]
+        return [len(bucket) for bucket in watched_steps(mlp(layers=layers), torch.ones(2, 512), 2, **options)[1]]
 
     for default, three, twenty_five in launch(
         lambda: (worker(28), worker(8, bucket_cap_mb=3), worker(8, bucket_cap_mb=25)), 2
@@ -74,32 +67,11 @@ def test_the_list_of_buckets_is_reversed_at_construction():
     """Caps hold at construction with find_unused_parameters=True: packed as registered, last bucket first."""
 
     def worker(**options):
-        return watched_steps(mlp(layers=5), torch.ones(2, 512), 1, find_unused_parameters=True, **options)[2][0]
+        return watched_steps(mlp(layers=5), torch.ones(2, 512), 1, find_unused_parameters=True, **options)[0]
 
     for two, default in launch(lambda: (worker(bucket_cap_mb=2), worker()), 2):
         assert two == [[4], [2, 3], [0, 1]]
         assert default == [[1, 2, 3, 4], [0]]  # so the first cap, 1 MiB, is that of the last bucket
-
-
-@proves("buckets-greedy")
-def test_the_greedy_rule_predicts_the_buckets_of_ddp():
-    """Three models, four caps: what DDP launches after the rebuild is what ``assign`` predicts from sizes and order."""
-    conv = nn.Sequential(*[nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64)) for _ in range(6)])
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(128, 4, 512, batch_first=True), 3)
-
-    caps_mib = (None, 0.1, 1.5, 4)
-
-    def worker(model, inputs):
-        for cap_mib in caps_mib:
-            _, (order, _), (_, buckets) = watched_steps(copy.deepcopy(model), inputs, 2, bucket_cap_mb=cap_mib)
-            yield [parameter.nbytes for parameter in model.parameters()], order, buckets
-
-    for model, inputs in (mlp(), torch.ones(2, 512)), (conv, torch.ones(2, 64, 6, 6)), (encoder, torch.ones(2, 4, 128)):
-        for found in launch(lambda *case: list(worker(*case)), 2, model, inputs):
-            for cap_mib, (sizes, order, buckets) in zip(caps_mib, found, strict=True):
-                first, cap = (1 * MIB, 25 * MIB) if cap_mib is None else (int(cap_mib * MIB), int(cap_mib * MIB))
-                predicted = assign([sizes[i] for i in order], cap, first)
-                assert buckets == [[order[position] for position in bucket] for bucket in predicted]
 
 
 @proves("rebuild-after-the-first-sync")
@@ -170,41 +142,15 @@ def test_each_type_has_its_own_buckets_and_caps_and_what_is_left_goes_last():
                 assert sorted(left_over) == [[3, 5], [4, 6]]
 
 
-@proves("rebuild-second-forward")
-def test_the_second_forward_rebuilds_in_gradient_ready_order():
-    """One bucket in the first step; from the second on, one per layer, first-ready first, though registered first."""
-
-    def worker():
-        _, ready, launched = watched_steps(Backwards(), torch.ones(2, 512), 4, bucket_cap_mb=1)
-        return ready[0], launched
-
-    for ranks in (2, 3, 4):
-        for order, launched in launch(worker, ranks):
-            assert order == [0, 1, 2]
-            assert launched == [[[0, 1, 2]]] + [[[0], [1], [2]]] * 3
-
-
 @proves("static-graph-rebuilds-later")
 def test_static_graph_rebuilds_at_the_third_forward():
     """With static_graph=True two steps reduce one bucket; the third has one per layer."""
 
     def worker():
-        return watched_steps(mlp(layers=3), torch.ones(2, 512), 4, bucket_cap_mb=1, static_graph=True)[2]
+        return watched_steps(mlp(layers=3), torch.ones(2, 512), 4, bucket_cap_mb=1, static_graph=True)
 
     for ranks in (2, 3):
         assert [[len(step) for step in launched] for launched in launch(worker, ranks)] == [[1, 1, 3, 3]] * ranks
-
-
-@proves("unused-never-rebuilds")
-def test_find_unused_parameters_never_rebuilds():
-    """Gradients become ready in another order than the buckets have; five steps later that is still so."""
-
-    def worker():
-        options = {"bucket_cap_mb": 1, "find_unused_parameters": True}
-        ddp, ready, launched = watched_steps(Backwards(), torch.ones(2, 512), 5, **options)
-        return ready, launched, ddp_facts(ddp)["has_rebuilt_buckets"]
-
-    assert launch(worker, 2) == [([[0, 1, 2]] * 5, [[[2], [1], [0]]] * 5, 0)] * 2
 
 
 @proves("one-allreduce-per-bucket")

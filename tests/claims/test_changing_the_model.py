@@ -243,27 +243,6 @@ def test_activation_checkpointing_under_ddp():
                 assert (gap(found) > 0) == silent, case
 
 
-@proves("ignored-parameters-stay-local")
-def test_ignored_parameters_are_neither_copied_nor_averaged():
-    """Weights and inputs differ by rank; the first layer's weight is named, its bias and the rest are DDP's."""
-
-    def worker():
-        torch.manual_seed(dist.get_rank())
-        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).to(device())
-        net._ddp_params_and_buffers_to_ignore = ["0.weight"]
-        model = DDP(net)
-        model(torch.full((1, 2), dist.get_rank() + 1.0, device=device())).sum().backward()
-        return [(p.detach().clone(), p.grad) for p in net.parameters()]
-
-    for ranks in (2, 3):
-        results = launch(worker, ranks)
-        for other in results[1:]:
-            equal = [
-                (torch.equal(a, b), torch.equal(ga, gb)) for (a, ga), (b, gb) in zip(results[0], other, strict=True)
-            ]
-            assert equal == [(False, False)] + [(True, True)] * 3
-
-
 @proves("fp16-mean-divides-first")
 def test_half_precision_gradients_are_divided_before_they_are_summed():
     """60000 + 60000 is infinite in fp16; half of its smallest number is zero."""

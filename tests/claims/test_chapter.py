@@ -32,40 +32,6 @@ def step(ddp, width=64, rows=2):
     ddp(torch.ones(rows, width, device=device())).sum().backward()
 
 
-@proves("first-backward-one-bucket")
-def test_the_first_backward_reduces_one_bucket_with_everything():
-    """Small caps ask for many buckets; the first backward still launches a single one, the second many."""
-
-    def worker(find_unused):
-        layers = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
-        ddp, launched = watched(layers, bucket_cap_mb=0.02, find_unused_parameters=find_unused)
-        sizes = []
-        for _ in range(3):
-            launched.clear()
-            step(ddp)
-            sizes.append([len(bucket) for bucket in launched])
-        return sizes
-
-    for ranks in (2, 3):
-        for first, *later in launch(worker, ranks, False):
-            assert first == [12]  # six layers, a weight and a bias each
-            assert all(len(buckets) > 1 for buckets in later)
-        for first, *_ in launch(worker, ranks, True):
-            assert len(first) > 1
-
-
-@proves("cap-list-shapes-the-first-backward")
-def test_a_list_of_caps_shapes_the_first_backward_too():
-    """``bucket_cap_mb_list`` (2.13) splits already what the first backward reduces."""
-
-    def worker():
-        ddp, launched = watched(nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)]), bucket_cap_mb_list=[0.02, 0.04])
-        step(ddp)
-        return len(launched)
-
-    assert all(buckets > 1 for buckets in launch(worker, 2))
-
-
 class Branches(nn.Module):
     """Two layers of different shapes, used in the order that the caller names."""
 
@@ -218,29 +184,6 @@ def test_the_accumulation_pattern_synchronizes_once_and_gives_the_mean():
             assert error < 1e-6
 
 
-@proves("unused-leaves-gradients-local")
-def test_before_the_unused_error_gradients_are_local():
-    """One layer is not used: backward returns, and the gradients that do exist were never reduced."""
-
-    class Half(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.unused = nn.Linear(1, 1, bias=False), nn.Linear(1, 1)
-
-        def forward(self, x):
-            return self.used(x)
-
-    def worker(views):
-        ddp = DistributedDataParallel(Half().to(device()), gradient_as_bucket_view=views)
-        ddp(torch.full((1, 1), dist.get_rank() + 1.0, device=device())).sum().backward()
-        return ddp.module.used.weight.grad.item()
-
-    for ranks in (2, 3):
-        assert launch(worker, ranks, False) == [rank + 1.0 for rank in range(ranks)]
-        divided = launch(worker, ranks, True)  # the bucket's slice, which was never sent
-        assert divided == pytest.approx([(rank + 1) / ranks for rank in range(ranks)])
-
-
 @proves("forward-flag-keeps-init-sync")
 def test_forward_sync_buffers_false_still_copies_buffers_at_construction():
     """2.13: ``forward_sync_buffers=False`` copies buffers once, the deprecated ``broadcast_buffers=False`` never."""
@@ -254,44 +197,6 @@ def test_forward_sync_buffers_false_still_copies_buffers_at_construction():
 
     assert launch(lambda: worker(forward_sync_buffers=False), 2) == [0.0, 0.0]
     assert launch(lambda: worker(broadcast_buffers=False), 2) == [0.0, 1.0]
-
-
-@proves("eval-forward-syncs-buffers")
-def test_the_first_forward_in_eval_mode_still_broadcasts_buffers():
-    """After a training step a forward in eval mode copies rank 0's buffers; the next one copies nothing."""
-
-    def worker():
-        ddp = DistributedDataParallel(nn.BatchNorm1d(4).to(device()))
-        mean = ddp.module.running_mean
-        step(ddp, width=4)
-        ddp.eval()
-        seen = []
-        for mark in (10.0, 20.0):
-            mean.fill_(mark + dist.get_rank())
-            with torch.no_grad():
-                ddp(torch.ones(2, 4, device=device()))
-            seen.append(mean.mean().item())
-        return seen
-
-    assert launch(worker, 2) == [[10.0, 20.0], [10.0, 21.0]]
-
-
-@proves("hook-gets-undivided-gradients")
-def test_a_comm_hook_has_to_divide():
-    """A hook that only sums leaves the sum in ``.grad``: with a hook, DDP divides nothing."""
-
-    def worker():
-        def total(state, bucket):
-            work = dist.all_reduce(bucket.buffer(), async_op=True)
-            return work.get_future().then(lambda future: future.value()[0])
-
-        ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(device()))
-        ddp.register_comm_hook(None, total)
-        ddp(torch.full((1, 1), dist.get_rank() + 1.0, device=device())).sum().backward()
-        return ddp.module.weight.grad.item()
-
-    for ranks in (2, 3):
-        assert launch(worker, ranks) == [sum(range(1, ranks + 1))] * ranks
 
 
 def average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -319,24 +224,6 @@ def test_an_averaging_hook_does_what_ddp_does():
     assert launch(worker, 2) == [(True, True)] * 2
     for ranks in (3, 4):
         assert all(close for _, close in launch(worker, ranks))
-
-
-@proves("join-divisor")
-def test_join_divides_by_the_initial_world_size():
-    """Rank 1 has one batch more; its last gradient is halved by default, and whole with the flag off."""
-
-    def worker(initial):
-        rank, seen = dist.get_rank(), []
-        ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False).to(device()))
-        with ddp.join(divide_by_initial_world_size=initial):
-            for _ in range(1 + rank):
-                ddp.zero_grad()
-                ddp(torch.ones(1, 1, device=device())).sum().backward()
-                seen.append(ddp.module.weight.grad.item())
-        return seen
-
-    assert launch(worker, 2, True) == [[1.0], [1.0, 0.5]]
-    assert launch(worker, 2, False) == [[1.0], [1.0, 1.0]]
 
 
 @proves("different-models-raise")

@@ -9,9 +9,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from ddplab import device, launch
-from ddplab.apparatus.gaps import flat_gradients, flat_weights, gap
+from ddplab.apparatus.gaps import flat_gradients, gap
 from ddplab.runtime.torch_private import flight_records
-from ddplab.scratch import DDP, accumulate, broadcast, flat, naive, overlap, verify
+from ddplab.scratch import DDP, naive, overlap, verify
 
 
 def network(seed=0, width=64):
@@ -26,12 +26,6 @@ def batches(count):
     """Data of this rank's own."""
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
     return torch.randn(count, 8, 16, generator=generator).to(device())
-
-
-def state(model):
-    """Parameters, buffers and gradients as one vector."""
-    buffers = [buffer.flatten().double().cpu() for buffer in model.buffers()]
-    return torch.cat([flat_weights(model).double(), *buffers, flat_gradients(model).double()])
 
 
 # -- the stages ---------------------------------------------------------------------------------------
@@ -72,23 +66,6 @@ def test_different_models_raise_on_every_rank():
         assert all(text in said for said in launch(worker, 3, wrap, build))
 
 
-@proves("scratch-broadcasts")
-def test_the_constructor_gives_every_rank_rank_0s_model():
-    """Every rank seeds by itself, and fills a running mean with its own number; rank 0's values are left."""
-
-    def worker(wrap):
-        net = network(seed=dist.get_rank())
-        net[1].running_mean.fill_(dist.get_rank())
-        before = state(net)
-        return before, state(wrap(net))
-
-    for ranks in (2, 3, 4):
-        for wrap in (broadcast.DDP, DDP):
-            before, after = zip(*launch(worker, ranks, wrap), strict=True)
-            assert gap(before) > 0
-            assert all(torch.equal(rank, before[0]) for rank in after)
-
-
 @proves("naive-equals-ddp")
 def test_one_allreduce_per_parameter_gives_the_gradients_of_ddp():
     """One backward of each: equal bit for bit on two ranks, where a sum has one order; within rounding on more."""
@@ -109,82 +86,7 @@ def test_one_allreduce_per_parameter_gives_the_gradients_of_ddp():
             assert ranks > 2 or torch.equal(ours, torchs)
 
 
-@proves("scratch-no-sync-nests")
-def test_no_sync_restores_what_held_before():
-    """Within an outer no_sync nothing is sent, also behind an inner one; after an exception sending goes on."""
-
-    def worker(wrap):
-        model, x, sent = wrap(network()), batches(1)[0], []
-
-        def step():
-            before = len(flight_records())
-            model(x).square().mean().backward()
-            if wrap is accumulate.DDP:
-                model.sync_gradients()
-            sent.append("all_reduce" in [entry.operation for entry in flight_records()[before:]])
-
-        with model.no_sync():
-            with model.no_sync():
-                step()
-            step()
-        step()
-        try:
-            with model.no_sync():
-                raise ValueError
-        except ValueError:
-            step()
-        return sent
-
-    for wrap in (accumulate.DDP, DDP, DistributedDataParallel):
-        assert launch(worker, 2, wrap) == [[False, False, True, True]] * 2
-
-
-@proves("flat-one-allreduce")
-def test_the_flat_stage_sends_all_gradients_in_one_allreduce():
-    """Counted by the flight recorder; stage naive sends as many elements, one message per parameter."""
-
-    def worker(stage):
-        model = stage.DDP(network())
-        model(batches(1)[0]).square().mean().backward()
-        before = len(flight_records())
-        model.sync_gradients()
-        sent = [(entry.operation, entry.elements) for entry in flight_records()[before:]]
-        return sent, flat_gradients(model)
-
-    sizes = [p.numel() for p in network().parameters()]
-    for (one, flattened), (many, per_parameter) in zip(launch(worker, 2, flat), launch(worker, 2, naive), strict=True):
-        assert one == [("all_reduce", sum(sizes))]
-        assert many == [("all_reduce", size) for size in sizes]
-        assert torch.equal(flattened, per_parameter)
-
-
 # -- overlap ------------------------------------------------------------------------------------------
-
-
-@proves("overlap-launches-inside-backward")
-def test_buckets_are_launched_before_the_last_gradient():
-    """With a bucket per layer, readiness and launches alternate; stage flat launches when all gradients are there."""
-
-    def worker(wrap, **options):
-        layers = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(4)]).to(device())
-        model, all_reduce, events = wrap(layers, **options), dist.all_reduce, []
-
-        def noted(*args, **kwargs):
-            events.append("launch")
-            return all_reduce(*args, **kwargs)
-
-        for p in layers.parameters():
-            p.register_hook(lambda _: events.append("ready"))
-        dist.all_reduce = noted
-        model(batches(1)[0]).sum().backward()
-        if wrap is flat.DDP:
-            model.sync_gradients()
-        return events
-
-    one_layer = {"bucket_cap_mb": 16 * 16 * 4 / 2**20}
-    for wrap in (overlap.DDP, DDP):
-        assert launch(lambda wrap=wrap: worker(wrap, **one_layer), 2) == [["ready", "launch"] * 4] * 2
-    assert launch(worker, 2, flat.DDP) == [["ready"] * 4 + ["launch"]] * 2
 
 
 class Fork(nn.Module):

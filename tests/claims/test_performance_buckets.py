@@ -1,4 +1,4 @@
-"""Bucket caps, lists of caps, and what overlap changes: shown on real ranks, never by timing."""
+"""Caps that differ between ranks, and what overlap changes: shown on real ranks, never by timing."""
 
 import pytest
 import torch
@@ -26,80 +26,24 @@ def batch(step=0):
     return torch.randn(4, 32, generator=generator).to(device())
 
 
-def watched(steps=4, layers=10, **options):
-    """Per step, what happened in it: the number of a layer whose gradient is ready, or the list of those that left."""
-    ddp = DDP(network(layers), **options)
-    number, events = {p: i for i, p in enumerate(ddp.parameters())}, []
-
-    def launched(_, bucket):
-        events[-1].append([number[p] for p in bucket.parameters()])
-        return allreduce_hook(None, bucket)
-
-    ddp.register_comm_hook(None, launched)
-    for p in number:
-        p.register_post_accumulate_grad_hook(lambda p: events[-1].append(number[p]))
-    for step in range(steps):
-        events.append([])
-        ddp(batch(step)).square().mean().backward()
-    return events
-
-
-def buckets(events):
-    """The buckets of one step, as launched."""
-    return [event for event in events if isinstance(event, list)]
-
-
-def lengths(events):
-    return [len(bucket) for bucket in buckets(events)]
-
-
-@proves("perf-cap-list-counts-from-the-first-to-leave")
-def test_a_list_of_caps_goes_with_launch_order_once_rebuilt():
-    """Caps of 1, 2 and 3 layers for ten: later backwards launch 1, 2, 3, 3 and the rest, last layer first."""
-
-    def worker():
-        return [buckets(events) for events in watched(bucket_cap_mb_list=[4 * KIB, 8 * KIB, 12 * KIB])[1:]]
-
-    for later in launch(worker, 2):
-        assert later == [[[9], [8, 7], [6, 5, 4], [3, 2, 1], [0]]] * 3
-
-
-@proves("perf-cap-list-from-the-other-end")
-def test_before_the_rebuild_a_list_of_caps_counts_from_the_end():
-    """The first backward has the first cap in the bucket that leaves last; with unused parameters allowed, all have."""
-
-    def worker(**options):
-        return [buckets(events) for events in watched(bucket_cap_mb_list=[4 * KIB, 8 * KIB, 12 * KIB], **options)]
-
-    mirrored = [[9], [6, 7, 8], [3, 4, 5], [1, 2], [0]]
-    for steps in launch(worker, 2):
-        assert steps[0] == mirrored
-        assert steps[1] != mirrored
-    for steps in launch(lambda: worker(find_unused_parameters=True), 2):
-        assert steps == [mirrored] * 4
-
-
-@proves("perf-cap-list-wins")
-def test_a_list_of_caps_replaces_the_single_cap():
-    """With both given, buckets are those of the list; with an empty list, those of the single cap."""
-
-    def worker(**options):
-        return [lengths(events) for events in watched(**options)]
-
-    both = launch(lambda: worker(bucket_cap_mb_list=[4 * KIB, 8 * KIB], bucket_cap_mb=20 * KIB), 2)
-    assert both == launch(lambda: worker(bucket_cap_mb_list=[4 * KIB, 8 * KIB]), 2)
-    assert both[0][-1] == [1, 2, 2, 2, 2, 1]
-    assert launch(lambda: worker(bucket_cap_mb_list=[], bucket_cap_mb=20 * KIB), 2) == [[[10], *[[5, 5]] * 3]] * 2
-
-
 @proves("perf-rank-zeros-cap")
 @pytest.mark.parametrize("caps_kib", [(8, 12), (12, 8), (8, None)])
 def test_the_cap_of_rank_zero_is_that_of_all(caps_kib):
     """Ranks 1 and 2 pass another cap than rank 0: all launch the buckets of rank 0's."""
 
     def worker():
-        cap = caps_kib[min(dist.get_rank(), 1)]
-        return [lengths(events) for events in watched(bucket_cap_mb=None if cap is None else cap * KIB)]
+        cap, lengths = caps_kib[min(dist.get_rank(), 1)], []
+
+        def launched(_, bucket):
+            lengths[-1].append(len(bucket.parameters()))
+            return allreduce_hook(None, bucket)
+
+        ddp = DDP(network(10), bucket_cap_mb=None if cap is None else cap * KIB)
+        ddp.register_comm_hook(None, launched)
+        for step in range(4):
+            lengths.append([])
+            ddp(batch(step)).square().mean().backward()
+        return lengths
 
     expected = {8: [2] * 5, 12: [3, 3, 3, 1]}[caps_kib[0]]
     for ranks in (2, 3):
@@ -125,23 +69,6 @@ def test_layouts_that_differ_before_the_rebuild_fail(of_rank_0, of_rank_1):
 
     endings = postmortem(worker, 2, env=ON_CPU)  # NCCL does not compare sizes
     assert {ending.how for ending in endings} <= {"raised", "died"}
-
-
-@proves("perf-last-bucket-is-exposed")
-@pytest.mark.parametrize("cap_kib", [4, 8, 12, 16, 40])
-def test_the_last_bucket_leaves_behind_the_last_gradient(cap_kib):
-    """For caps of one to ten layers: the last launch comes after every gradient, all other launches before the last."""
-
-    def worker():
-        return watched(bucket_cap_mb=cap_kib * KIB)[1:]
-
-    for steps in launch(worker, 2):
-        for events in steps:
-            last_gradient = events.index(0)  # the first layer's is ready last
-            launches = [place for place, event in enumerate(events) if isinstance(event, list)]
-            assert launches[-1] > last_gradient
-            assert all(place < last_gradient for place in launches[:-1])
-            assert len(launches) == -(-40 // cap_kib)
 
 
 def keep_back(state, bucket):

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from patience import postmortem, shorten
+from patience import postmortem
 from proof import proves
 from started import CLEAN
 
@@ -22,9 +21,6 @@ from ddplab import LaunchError, launch
 from ddplab.apparatus.machines import Fork, Program
 from ddplab.apparatus.recipes import FOLDER
 from tools import PATIENCE_S, free_port
-
-NEEDED = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-QUIET = {"TORCH_CPP_LOG_LEVEL": "FATAL"}
 
 
 def torchrun(program, *options, **env):
@@ -54,18 +50,6 @@ def sum_over_ranks():
 
 
 # -- variables ------------------------------------------------------------------------------------
-
-
-@proves("setup-torchrun-variables")
-def test_torchrun_sets_the_variables_of_its_ranks():
-    """Two ranks of one node: numbers from 0, sizes 2, the same meeting point; `python` alone gets nothing."""
-    ranks = told(torchrun("variables.py", "--standalone", "--nproc-per-node=2"))
-    assert [v["RANK"] for v in ranks] == [v["LOCAL_RANK"] for v in ranks] == ["0", "1"]
-    for name, text in [("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("GROUP_RANK", "0")]:
-        assert [v[name] for v in ranks] == [text, text]
-    assert len({(v["MASTER_ADDR"], v["MASTER_PORT"]) for v in ranks}) == 1
-    alone = subprocess.check_output([sys.executable, "variables.py"], cwd=FOLDER, env=CLEAN, text=True)
-    assert json.loads(alone) == {}
 
 
 @proves("setup-spawn-sets-nothing")
@@ -156,111 +140,6 @@ def test_torchrun_ends_all_ranks_when_one_fails():
 # -- the meeting ----------------------------------------------------------------------------------
 
 
-@proves("setup-env-needs-four")
-def test_env_needs_four_variables_and_no_other():
-    """Without one of the four an error names it; with these four only, and nothing of LOCAL_RANK, a group is made."""
-
-    def without(name):
-        for other in set(os.environ) - set(NEEDED):
-            del os.environ[other]
-        os.environ.pop(name, None)
-        try:
-            dist.init_process_group("gloo")
-        except ValueError as error:
-            return str(error)
-        return sum_over_ranks()
-
-    for name in NEEDED:
-        for error in launch(without, 2, name, init=False):
-            assert f"environment variable {name} expected, but not set" in error
-    assert launch(without, 2, "LOCAL_RANK", init=False) == [3, 3]
-
-
-@proves("setup-init-methods-agree")
-def test_all_ways_give_a_group_that_works(tmp_path):
-    """env://, tcp://, file:// and a store that is passed in: the same all-reduce, on 2 and 3 ranks."""
-
-    def reduce(way, path):
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        ways = {
-            "env": {},
-            "tcp": {"init_method": f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}"},
-            "file": {"init_method": f"file://{path}"},
-            "store": {"store": dist.FileStore(path, size)},
-        }
-        dist.init_process_group("gloo", **ways[way], **({} if way == "env" else {"rank": rank, "world_size": size}))
-        return sum_over_ranks()
-
-    for ranks, total in (2, 3), (3, 6):
-        for way in ("env", "tcp", "file", "store"):
-            assert launch(reduce, ranks, way, str(tmp_path / f"{way}{ranks}"), init=False) == [total] * ranks
-
-
-@proves("setup-store-get-waits")
-def test_a_store_waits_for_a_key():
-    """Rank 1 asks before rank 0 answers, and gets the answer; for a key that nobody sets it times out."""
-
-    def ask():
-        rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
-        at_s = {}
-        if rank == 0:
-            store.wait(["rank 1 asks"])
-            time.sleep(0.2)
-            at_s["set"] = time.monotonic()  # one clock for all processes of a machine
-            store.set("key", "value")
-            store.wait(["rank 1 is done"])  # rank 0 has the store and leaves last
-        else:
-            at_s["asked"] = time.monotonic()
-            store.set("rank 1 asks", "")
-            assert store.get("key") == b"value"
-            at_s["got"] = time.monotonic()
-            store.set_timeout(timedelta(seconds=0.2))
-            with pytest.raises(dist.DistStoreError):
-                store.get("never")
-            store.set("rank 1 is done", "")
-        return at_s
-
-    answers, asks = launch(ask, 2, init=False)
-    assert asks["asked"] < answers["set"] < asks["got"]
-
-
-@proves("setup-init-waits-for-all")
-def test_gloo_init_returns_when_the_last_rank_has_entered(tmp_path):
-    """Rank 2 enters when the others have begun to; no rank leaves before that."""
-
-    def enter():
-        if os.environ["RANK"] == "2":
-            while len(list(tmp_path.iterdir())) < 2:
-                time.sleep(0.01)
-            time.sleep(0.3)
-        entered_s = time.monotonic()  # one clock for all processes of a machine
-        (tmp_path / os.environ["RANK"]).touch()
-        dist.init_process_group("gloo")
-        return entered_s, time.monotonic()
-
-    times = launch(enter, 3, init=False)
-    assert all(left_s >= times[2][0] for _, left_s in times)
-
-
-@proves("setup-missing-rank-times-out")
-def test_a_missing_rank_is_reported_after_the_timeout():
-    """With a timeout of 1 s: rank 0 alone says how many came, rank 1 alone whom it could not reach."""
-
-    def alone():
-        with socket.socket() as nobody_listens:
-            if os.environ["RANK"] == "1":
-                nobody_listens.bind(("127.0.0.1", 0))
-                os.environ["MASTER_PORT"] = str(nobody_listens.getsockname()[1])
-            with pytest.raises(dist.DistError) as caught:
-                dist.init_process_group("gloo", timeout=timedelta(seconds=1))
-        return str(caught.value)
-
-    first, second = launch(alone, 2, init=False, env=QUIET)
-    assert re.search(r"Timed out after \d seconds waiting for clients. 1/2 clients joined", first)
-    assert "timed out after 1000ms while trying to connect to (127.0.0.1," in second
-
-
 @proves("setup-file-outlives-a-killed-run")
 def test_a_killed_run_leaves_its_file_and_its_addresses(tmp_path):
     """The last rank to end removes the file; after a run that was killed it still has the ranks' addresses."""
@@ -311,19 +190,6 @@ def test_who_listens_at_the_master_port():
     )
     printed = said(torchrun(program, "--standalone", "--nproc-per-node=2"))
     assert printed.count("listens: False") == 2, printed
-
-
-@proves("setup-port-taken")
-def test_a_taken_port_fails_at_once():
-    """Another program listens at MASTER_PORT: rank 0 does not join it, nor wait for a timeout that we would not see."""
-
-    def enter():
-        with socket.create_server(("", 0)) as other:
-            os.environ["MASTER_PORT"] = str(other.getsockname()[1])
-            with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
-                dist.init_process_group("gloo", timeout=timedelta(seconds=2 * PATIENCE_S))
-
-    launch(enter, 1, init=False, env=QUIET, timeout_s=PATIENCE_S)
 
 
 # -- the group ------------------------------------------------------------------------------------
@@ -377,22 +243,6 @@ def test_without_a_backend_each_device_type_gets_its_own():
     for config, total in launch(default, 2, init=False):
         assert "cpu:gloo" in config
         assert total == 3
-
-
-@proves("setup-timeout-per-group")
-def test_a_group_has_its_own_timeout():
-    """A second group that is left 2 s gives up while the default group, which has more, is left as it was."""
-
-    def late():
-        dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S))
-        quick = dist.new_group(timeout=timedelta(seconds=PATIENCE_S))
-        shorten(quick, 2)
-        if dist.get_rank() == 0:
-            with pytest.raises(RuntimeError, match="Timed out waiting 2000ms"):
-                dist.all_reduce(torch.ones(1), group=quick)  # rank 1 does not take part
-        return sum_over_ranks()
-
-    assert launch(late, 2, init=False) == [3, 3]
 
 
 OUTLIVED = """

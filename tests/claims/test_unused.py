@@ -24,50 +24,6 @@ class TwoHeads(nn.Module):
         return sum(getattr(self, head)(self.trunk(x)).sum() for head in heads)
 
 
-def run(heads, **options):
-    """One step per entry of ``heads``; return where it stopped, and the gradients of each completed step.
-
-    All weights are 1 and rank r's input is r + 1, so that its local gradients are r + 1 too.
-    """
-    model = DDP(TwoHeads().to(device()), **options)
-    for p in model.parameters():
-        nn.init.ones_(p)
-    x = torch.full((1, 1), dist.get_rank() + 1.0, device=device())
-    completed = []
-    for step, head in enumerate(heads, start=1):
-        model.zero_grad()
-        where = f"forward {step}"
-        try:
-            loss = model(x, head)
-            where = f"backward {step}"
-            loss.backward()
-        except RuntimeError as error:
-            return where, str(error), completed
-        completed.append([None if p.grad is None else round(p.grad.item(), 4) for p in model.parameters()])
-    return "completed", "", completed
-
-
-@proves("unused-raises-second-forward")
-def test_an_unused_parameter_makes_the_second_forward_raise():
-    """The first forward and backward return; the error comes from the second forward and names the parameter.
-
-    Ranks may leave out different heads, as long as each leaves out one.
-    """
-
-    def worker(differ):
-        return run(["b" if differ and dist.get_rank() else "a"] * 3)
-
-    for ranks in (2, 3):
-        for differ in (False, True):
-            found = launch(worker, ranks, differ, env={"TORCH_DISTRIBUTED_DEBUG": "INFO"})
-            for rank, (where, text, completed) in enumerate(found):
-                assert where == "forward 2"
-                assert len(completed) == 1
-                assert "parameters that were not used in producing loss" in text
-                assert f"did not receive grad for rank {rank}" in text
-                assert ("a.weight" if differ and rank else "b.weight") in text
-
-
 @proves("unused-found-by-the-next-armed-forward")
 def test_forwards_without_gradients_do_not_count():
     """n: a micro-batch under no_sync; g: a forward without gradients; s: a step. Head b is never used."""
@@ -110,22 +66,6 @@ def test_what_a_parameter_accumulated_is_reduced_with_the_step_that_leaves_it_ou
         assert launch(worker, ranks) == [sum(range(1, ranks + 1)) / ranks] * ranks
 
 
-@proves("find-unused-completes")
-def test_find_unused_parameters_counts_an_unused_parameter_as_zero():
-    """Used on one rank only: that rank's gradient divided by the ranks; used on no rank: ``grad`` stays None."""
-
-    def worker():
-        own = run(["a" if dist.get_rank() == 0 else "b"] * 3, find_unused_parameters=True)
-        return own, run("aba", find_unused_parameters=True)
-
-    for ranks in (2, 3, 4):
-        total, rest = sum(range(1, ranks + 1)), sum(range(2, ranks + 1))
-        mean, only_first, others = (round(gradient / ranks, 4) for gradient in (total, 1, rest))
-        for per_rank, in_turn in launch(worker, ranks):
-            assert per_rank == ("completed", "", [[mean, only_first, others]] * 3)
-            assert in_turn == ("completed", "", [[mean, mean, None], [mean, None, mean], [mean, mean, None]])
-
-
 @proves("no-parameter-used")
 def test_the_peers_of_a_rank_that_uses_no_parameter_wait_for_it():
     """Rank 1's forward passes its input by; a parameter times zero repairs it, where the graph is searched."""
@@ -165,24 +105,3 @@ def test_the_peers_of_a_rank_that_uses_no_parameter_wait_for_it():
         runs = side_by_side(*(partial(launch, worker, ranks, *case, quiet=True) for case in cases))
         for (*case, completed), found in zip(cases, runs, strict=True):
             assert found == [3 if rank == 1 else completed for rank in range(ranks)], case
-
-
-@proves("static-graph-unused")
-def test_static_graph_needs_an_unused_set_that_never_changes():
-    """The same heads in each step: completed, also if ranks differ; one more raises at once, one less later."""
-
-    def worker():
-        same = run("aaaa", static_graph=True)
-        differs = run(["b" if dist.get_rank() else "a"] * 4, static_graph=True)
-        return same, differs, run("abab", static_graph=True), run(["ab", "a", "a"], static_graph=True)
-
-    for ranks in (2, 3):
-        total, rest = sum(range(1, ranks + 1)), sum(range(2, ranks + 1))
-        mean, only_first, others = (round(gradient / ranks, 4) for gradient in (total, 1, rest))
-        for same, differs, more, less in launch(worker, ranks):
-            assert same == ("completed", "", [[mean, mean, None]] * 4)
-            assert differs == ("completed", "", [[mean, only_first, others]] * 4)
-            assert more[0] == "backward 2"
-            assert "Your training graph has changed" in more[1]
-            assert less[0] == "forward 3"
-            assert "Expected to have finished reduction" in less[1]
