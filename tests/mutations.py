@@ -4,7 +4,7 @@
     python tests/mutations.py no-sync-is-local    # those of these claims
     python tests/mutations.py --cheap             # those that run side by side; a test runs one per file
 
-A mutation is a table of `tests/claims/mutations/*.toml`: `claim`, `replace` (text that stands once in the file),
+A mutation is a table `[[CLAIM]]` of `tests/claims/mutations/*.toml`: `replace` (text that stands once in the file),
 `with`, and, where it is useful, `about` (what it breaks) and `file` (a lab or the kit, such as
 "gallery/ddplab/checkpoint.py"; without it, the file of the claim's test, or the lab that proves it). A mutation of that
 file is cheap; for another file the repository is copied and pytest starts anew.
@@ -62,14 +62,15 @@ def read() -> list[Mutation]:
     """
     proofs = {claim: (item.path, item.name or "lab") for item in proofs_of(ROOT) for claim in item.claims}
     return [
-        _mutation(table, path, proofs)
+        _mutation(claim, table, path, proofs)
         for path in sorted((CLAIMS / "mutations").glob("*.toml"))
-        for table in tomllib.loads(path.read_text(encoding="utf-8"))["mutation"]
+        for claim, tables in tomllib.loads(path.read_text(encoding="utf-8")).items()
+        for table in tables
     ]
 
 
-def _mutation(table: dict[str, str], path: Path, proofs: dict[str, tuple[Path, str]]) -> Mutation:
-    claim, where = table["claim"], f"{path.name}: {table['claim']}"
+def _mutation(claim: str, table: dict[str, str], path: Path, proofs: dict[str, tuple[Path, str]]) -> Mutation:
+    where = f"{path.name}: {claim}"
     if claim not in proofs:
         raise BadInput(f"{where}: no test and no lab proves this claim")
     test_file, test = proofs[claim]
