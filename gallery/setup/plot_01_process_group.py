@@ -225,8 +225,8 @@ record(files_left=left)
 #   A program that cannot meet has the wrong variable, the wrong address, or a rank that did not come.
 # * The first rank waited :measured:`process-group.waited:.1f` for the last one, inside the call.
 #   A rank that loads its data *before* the call makes the others wait *in* it.
-# * :measured:`process-group.files_left:d` of 300 meetings that ended well left their file: that happens when each rank expects the
-#   other to remove it. So use a new path for each run, not only after runs that were killed.
+# * Of 300 meetings that ended well, :measured:`process-group.files_left:d` left their file here: one stays whenever each rank expects
+#   the other to remove it. So use a new path for each run, not only after runs that were killed.
 # * With one rank missing, rank 0 reports how many came; the others name the address that they could not reach.
 #
 # What this does not mean
