@@ -15,9 +15,13 @@ from .observe import Seen, observe
 # In the order of the table.
 # isort: off
 from .rows import accumulation as accumulation
+from .rows import unused_parameters as unused_parameters
 from .rows import parameters as parameters
+from .rows import broadcast_buffers as broadcast_buffers
+from .rows import call_order as call_order
 from .rows import inputs as inputs
 from .rows import hooks as hooks
+from .rows import rank_counts as rank_counts
 
 # isort: on
 from .table import BEHAVIOURS as BEHAVIOURS
