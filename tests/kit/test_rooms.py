@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -182,6 +183,13 @@ def test_there_is_no_circle(root, of):
     while free := {name for name, to in leads.items() if not to & leads.keys()}:
         leads = {name: to for name, to in leads.items() if name not in free}
     assert not leads, {name: to & leads.keys() for name, to in leads.items()}
+
+
+def test_no_module_name_stands_twice():
+    """Beside the names that Python, pytest and Sphinx give."""
+    stems = [path.stem for path in files(f"{KIT}/**/*.py", f"{BOOK}/**/*.py", "tests/**/*.py")]
+    given = ("__init__", "__main__", "conftest", "conf")
+    assert [name for name, count in Counter(stems).items() if count > 1 and name not in given] == []
 
 
 def test_no_private_name_crosses_files():
