@@ -71,10 +71,11 @@ class LabItem(pytest.Item):
         return self.path, 0, self.path.name
 
 
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> LabFile | None:
-    """A lab stands in a folder of the gallery."""
-    if file_path.match("gallery/*/plot_*.py"):
-        return LabFile.from_parent(parent, path=file_path)
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> LabFile | None:
+    """A lab stands in a folder of the gallery, and is no module of tests: pytest would run it to look for some."""
+    if module_path.match("gallery/*/plot_*.py"):
+        return LabFile.from_parent(parent, path=module_path)
     return None
 
 
