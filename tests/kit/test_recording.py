@@ -369,6 +369,19 @@ def test_a_lab_that_proves_claims_is_recorded_when_they_are_asked_for(house):
     assert found["star"]["test"] == "gallery/short/plot_one.py::lab"
 
 
+def test_a_lab_is_one_test_and_collecting_it_runs_nothing(house):
+    """However pytest comes to its file."""
+    ran = house.root / "ran"
+    house.lab("one", code=f"open({str(ran)!r}, 'a').write('once ')", proves="star")
+    collect = [sys.executable, "-m", "pytest", "-q", "-p", "ddplab.recording.as_tests", "-p", "no:cacheprovider"]
+    for more, text in (["--collect-only"], "plot_one.py::lab\n\n1 test collected"), ([], "1 passed"):
+        command = [*collect, *more, "gallery/short/plot_one.py"]
+        said = subprocess.run(command, cwd=house.root, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+        assert text in said
+        assert ran.is_file() == (not more)
+    assert ran.read_text() == "once "
+
+
 def test_labs_are_recorded_beside_tests_that_are_broken_and_the_budget_is_not_blamed(house):
     """A test that is not Python stops no lab; a conftest that fails is why nothing ran, not the time."""
     house.lab("one")
