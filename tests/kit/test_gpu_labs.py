@@ -63,6 +63,7 @@ COUNTED = {
 }
 DRIVER = """
 import json, re, sys
+from pathlib import Path
 from ddplab.recording.script import run
 from ddplab.runtime import evidence
 
