@@ -238,7 +238,8 @@ def test_what_runs_decides_which_recordings_of_the_book_are_stale(tmp_path, monk
     asked = stale("ddplab/diagnose/entries/one-more.toml", lambda _: "title = 'One more'\n")
     assert asked == {name for name in keys_of if "diagnose" in name} | {name for name in asked if "nccl" in name}
     assert len(asked) < 6
-    assert len(stale("ddplab/runtime/launcher.py", lambda text: text + "\nprint()\n")) > 300  # it runs with each launch
+    often = stale("ddplab/runtime/launcher.py", lambda text: text + "\nprint()\n")  # it runs with each launch
+    assert len(often) > len(keys_of) / 2
 
 
 def test_keys_know_where_each_name_of_the_kit_comes_from():
