@@ -1,4 +1,4 @@
-"""What DDP is told to leave out."""
+"""What DDP leaves out where a program asks it to."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, what all ranks hear of a failure, and what is on the disk when."""
+"""What a checkpoint holds, what all ranks learn of a failure, and what is on the disk when."""
 
 import os
 import random
