@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddplab.recording import items, keys, reach
-from ddplab.recording.script import code_blocks, run
+from ddplab.recording.script import code_blocks, lab_id, run
 from ddplab.runtime import evidence
 from tools import ROOT
 
@@ -237,7 +237,9 @@ def test_what_runs_decides_which_recordings_of_the_book_are_stale(tmp_path, monk
     assert named == stale(data, lambda text: text + "\n") != set()
     asked = stale("ddplab/diagnose/entries/one-more.toml", lambda _: "title = 'One more'\n")
     assert asked == {name for name in keys_of if "diagnose" in name} | {name for name in asked if "nccl" in name}
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
     assert len(asked) < 6
+    assert all(lab_id(gallery / name) in guide for name in asked if (gallery / name).is_file())
     often = stale("ddplab/runtime/launcher.py", lambda text: text + "\nprint()\n")  # it runs with each launch
     assert len(often) > len(keys_of) / 2
 
