@@ -24,8 +24,8 @@ import ctypes, os, signal, sys, time
 rank, fate, launcher = os.environ["RANK"], sys.argv[1], os.getppid()
 PRCTL
 
-def say(text):
-    print(f"rank {rank}: {text}\\n", end="", flush=True)
+def say(text):  # also in a handler that another signal interrupts, where print would raise
+    os.write(1, f"rank {rank}: {text}\\n".encode())
 
 def got(number, _):
     say(f"got {signal.Signals(number).name}")
@@ -87,8 +87,18 @@ def pids(output):
 
 
 def told(program, text, ranks):
-    """Wait until so many ranks have said it."""
-    assert wait_until(lambda: len(re.findall(rf"rank \d: {text}", program.output)) == ranks)
+    """Wait until so many ranks have said it; where all have ended, they will not."""
+
+    def said():
+        return len(re.findall(rf"rank \d: {text}", program.output)) == ranks
+
+    def ended():
+        return program.returncode is not None and all(map(gone, pids(program.output)))
+
+    wait_until(lambda: said() or ended())
+    if not said():
+        program.wait(PATIENCE_S)  # all that they have said is read
+    assert said(), program.output
 
 
 @contextmanager
